@@ -54,8 +54,7 @@ if TYPE_CHECKING:
     from corn.learn.update import MixingRule as MixingRule
     from corn.learn.workloads import Workload as Workload
 
-# Importing torch takes seconds, which commands such as ``corn compare`` need not wait for. So a
-# name is loaded when it is first used.
+# Importing torch takes seconds, so a name is loaded when it is first used.
 _NAMES = {
     "batches": "AgentData",
     "consortium": "load_consortium",

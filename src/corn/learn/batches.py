@@ -49,7 +49,6 @@ class SeededChoices:
 
     def draw_coins(self, number: int, sizes: Sequence[int]) -> FloatArray:
         """See ``Choices``."""
-        # One draw for the samples of all agents: a generator for each would take longer.
         return np.random.default_rng([_POISSON, self._seed, number]).random(sum(sizes))
 
     def draw_order(self, agent: int, number: int, *, size: int) -> IntArray:
@@ -240,8 +239,7 @@ class BatchSampler:
         self._batch_size = (each[0].batch_size if clips_samples else batch_size) or max(self._sizes)
         # A fixed divisor bounds the weight of one sample by 1/B, for agents with fewer too.
         self._divisor = self._batch_size if clips_samples else None
-        # A Poisson batch of MOST_SAMPLES times the batch size on average exceeds this with a
-        # probability far below 2⁻¹⁴⁴.
+        # A Poisson batch exceeds this with a probability far below 2⁻¹⁴⁴.
         self._most = self._batch_size
         if is_poisson:
             self._most = int((MOST_SAMPLES + 1) * self._batch_size) + 2000
@@ -254,16 +252,13 @@ class BatchSampler:
         self._width = self._batch_size if fixed_shape and clips_samples else 0
         if is_poisson:
             rates = [round_rate_down(query.sampling_rate or 0.0) for query in each]
-            # One limit for each sample of all agents.
             self._limits = np.repeat(rates, self._sizes)
             self._width = public_width(self._batch_size) if self._width else 0
         planned = each or [None] * data.num_agents
         self._steps_per_pass = list(map(self._count_steps, planned, self._sizes))
-        # Padding is one of the agent's own samples: a model that mixes samples must not see those
-        # of another agent.
+        # Padding is one of the agent's own samples: a model that mixes samples must see no others.
         self._padding = np.array([*data.offsets[:-1]] * len(self._choices), np.int64)[:, None]
-        # The slots of the present pass of each (run, agent), with the number of that pass: drawing
-        # the permutation again for each batch of the pass would cost O(m) per step.
+        # The slots of the present pass, and its number: drawing a permutation costs O(m).
         self._passes: dict[tuple[int, int], tuple[int, IntArray]] = {}
 
     @classmethod
@@ -277,9 +272,8 @@ class BatchSampler:
     ) -> BatchSampler:
         """Return the sampler of one agent's batches where noise protects its data.
 
-        Where samples are clipped one by one, all batches have one public shape, and samples are at
-        secret random positions in them: one sample more or less then moves no other, whose gradient
-        a library may round differently at another position (docs/floats.md).
+        Clipped samples are at secret random positions of a batch of public shape: one more then moves
+        no other, whose gradient a library may round differently elsewhere (docs/floats.md).
         """
         if choices is None:
             choices = [SecretChoices(coins=Secret.random(), orders=Secret.random())]
@@ -294,8 +288,7 @@ class BatchSampler:
         if not self._width:
             rows = [own[own >= 0] for own in rows]
         longest = max(1, *(len(own) for own in rows))
-        # Multiples of a width that few batches exceed. An empty batch becomes one sample of weight
-        # 0, because tasks need at least one row.
+        # An empty batch becomes one sample of weight 0, because tasks need at least one row.
         step = self._width or 1
         width = -(-longest // step) * step
         table = np.full((len(rows), width), -1, np.int64)
@@ -309,7 +302,6 @@ class BatchSampler:
             found = []
             for choices in self._choices:
                 taken = np.flatnonzero(choices.draw_coins(number, self._sizes) < self._limits)
-                # Coins are of all agents. Row numbers increase, so that offsets cut them apart.
                 found += np.split(taken, np.searchsorted(taken, self._data.offsets[1:-1]))
             return found
         # Run-major, like ``_padding`` and the cells of a ``Batch``.
@@ -320,8 +312,7 @@ class BatchSampler:
         """Return the number of batches in a pass."""
         if query is not None and query.steps_per_pass is not None:
             return query.steps_per_pass
-        # With one batch in a pass, each batch is drawn anew. One row more or less then changes one
-        # slot of each batch, and never the length of a pass.
+        # With one batch in a pass one row more changes one slot, and never the length of a pass.
         return 1 if self._width else max(1, size // self._batch_size)
 
     def _place(self, cell: int, number: int, count: int, width: int) -> IntArray | slice:
@@ -339,13 +330,11 @@ class BatchSampler:
         num_slots = steps * self._batch_size
         if not self._width and steps == 1 and size <= num_slots:
             return np.arange(size) + offset[agent]
-        # A pass depends on its own number alone, so that any batch can be drawn without those
-        # before it.
+        # A pass depends on its own number alone, so that any batch can be drawn.
         passes, place = divmod(number, steps)
         known = self._passes.get((run, agent))
         if known is None or known[0] != passes:
             order = self._choices[run].draw_order(agent, passes, size=max(size, num_slots))
-            # Numbers beyond the samples are slots that stay empty.
             slots = np.where(order < size, order + offset[agent], -1)[:num_slots]
             known = (passes, slots)
             self._passes[run, agent] = known

@@ -26,7 +26,6 @@ if TYPE_CHECKING:  # torch takes seconds to import, and corn plan needs none of 
     from corn.learn.file_data import FileWorkload
 
 _MAX_BYTES = 1 << 20
-_LONGEST_PROBLEM = 300
 
 
 @dataclass(frozen=True)
@@ -95,25 +94,16 @@ class Consortium:
         return self.path.with_suffix(".corn")
 
     @property
-    def training_fraction(self) -> float:
-        """The expected fraction of a site's rows that it trains on."""
-        test = self.training.held_out if self.training.test_data is None else 0.0
-        return (1 - test) * (1 - VALIDATION_FRACTION)
-
-    @property
     def training_samples(self) -> tuple[float, ...]:
         """The expected number of rows that each site trains on, as declared."""
-        return tuple(self.training_fraction * site.samples for site in self.sites)
+        test = self.training.held_out if self.training.test_data is None else 0.0
+        fraction = (1 - test) * (1 - VALIDATION_FRACTION)
+        return tuple(fraction * site.samples for site in self.sites)
 
     @property
     def names(self) -> list[str]:
         """The name of each site."""
         return [site.name for site in self.sites]
-
-    @property
-    def accepts(self) -> tuple[bool, ...]:
-        """Whether each site accepts connections."""
-        return tuple(site.accepts for site in self.sites)
 
     def load_network(self) -> Network:
         """Return the network: one agent for each site, with its name and in the order of sites."""
@@ -123,28 +113,26 @@ class Consortium:
         require(network.num_agents == count, "graph", rule, network.num_agents)
         place = list(range(count))
         if network.has_names:
-            # A graph with names says which site has which links, in any order.
             place = look_up_agents(self.names, network.agent_names, argument="an agent of graph")
         graph = nx.relabel_nodes(network.graph, dict(enumerate(place)))
         nx.set_node_attributes(graph, dict(enumerate(self.names)), "name")
         back = np.argsort(place)
         matrix = network.sparse_matrix[back][:, back]
-        # Raises for a link of which neither end accepts.
-        list_connections(graph, self.accepts)
+        list_connections(graph, [site.accepts for site in self.sites])
         return replace(network, graph=graph, sparse_matrix=matrix)
 
     def make_budget(self) -> PrivacyBudget:
         """Return the promise of the plan, with one sampling rate that every site accepts."""
-        promise, training = self.promise, self.training
+        own, training = self.promise, self.training
         batch_size = rate = None
-        if promise.unit == "sample":
+        if own.unit == "sample":
             batch_size, rate = choose_rate(self.training_samples, training.batch_size)
         return PrivacyBudget(
-            epsilon=promise.epsilon,
-            delta=promise.delta,
+            own.epsilon,
+            own.delta,
             num_steps=training.steps,
             clip=training.clip,
-            unit=promise.unit,
+            unit=own.unit,
             batch_size=batch_size,
             sampling_rate=rate,
         )
@@ -172,11 +160,10 @@ class Consortium:
             "graph": links[0] == links[1],
             "names of sites": plan.network.agent_names == network.agent_names,
         }
-        if not all(is_same.values()):
+        differing = ", ".join(name for name, same in is_same.items() if not same)
+        if differing:
             raise FileFormatError(
-                f"{self.plan_path}: must be the plan of {self.path}, found another "
-                f"{', '.join(name for name in is_same if not is_same[name])}: all sites need the "
-                "same two files"
+                f"{self.plan_path}: must be the plan of {self.path}, found another {differing}"
             )
         return plan
 
@@ -202,9 +189,8 @@ class Consortium:
 def choose_rate(sizes: Sequence[float], batch_size: int) -> tuple[int, float]:
     """Return a batch size and one Poisson rate that agents with data of these sizes accept.
 
-    At the rate B·n/Σm an agent of average size draws B samples. The largest rate decides how much
-    noise all agents add, so one rate is best. The batch size is what the largest agent draws:
-    batches are padded to it, so that no message shows how many samples were drawn.
+    At the rate B·n/Σm an agent of average size draws B samples. Batches are padded to what the
+    largest draws, so that no message shows how many samples there were.
 
     >>> choose_rate([10000, 3000, 1200, 600, 160, 40], 50)
     (200, 0.02)
@@ -229,8 +215,7 @@ def load_consortium(path: Path) -> Consortium:
             promise=read_record(Promise, tables["promise"], "[promise]"),
             training=read_record(Training, tables["training"], "[training]"),
             sites=tuple(
-                read_record(Site, own, f"[[sites]] {number}")
-                for number, own in enumerate(listed, start=1)
+                read_record(Site, own, f"[[sites]] {k + 1}") for k, own in enumerate(listed)
             ),
         )
         require(len(listed) > 0, "[[sites]]", "one table for every site", "none")
@@ -238,8 +223,7 @@ def load_consortium(path: Path) -> Consortium:
         consortium.make_budget()
         consortium.make_threat()
     except CornError as error:
-        found = make_printable(str(error), limit=_LONGEST_PROBLEM)
-        raise FileFormatError(f"{path}: {found}") from error
+        raise FileFormatError(f"{path}: {make_printable(str(error), limit=300)}") from error
     return consortium
 
 

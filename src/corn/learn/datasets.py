@@ -82,7 +82,6 @@ MNIST = DownloadableDataset(
             "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"
         ),
     },
-    # PyTorch's mirror of the originals.
     url="https://ossci-datasets.s3.amazonaws.com/mnist/",
     description="70,000 handwritten digits of 28×28 grey levels",
 )
@@ -119,13 +118,8 @@ def is_cached(dataset: DownloadableDataset, *, directory: Path | str | None = No
 def fetch_dataset(
     name: str, *, source: Path | str | None = None, directory: Path | str | None = None
 ) -> Path:
-    """Get the files of a data set that are not in the cache yet; return their directory.
-
-    Each is checked before it gets its name. ``source`` is a folder with them, in place of the
-    server.
-    """
-    advice = f"{name} comes with CorN and needs no download" if name in EMBEDDED else ""
-    dataset = DOWNLOADABLE[require_choice("data set", name, DOWNLOADABLE, advice=advice)]
+    """Get missing files of a data set, from a folder or its server, and return their directory."""
+    dataset = DOWNLOADABLE[require_choice("data set", name, DOWNLOADABLE)]
     place = cache_directory(directory) / name
     place.mkdir(parents=True, exist_ok=True)
     for file, sha256 in dataset.files.items():
@@ -137,13 +131,11 @@ def fetch_dataset(
             found = hashlib.sha256(_decompress(content)).hexdigest()
         except (OSError, EOFError, zlib.error, http.client.HTTPException) as error:
             raise FileFormatError(
-                f"{origin}: {error}. Get {file} from elsewhere, and give its folder: corn data get "
-                f"{name} FOLDER"
+                f"{origin}: {error}. Get {file} from elsewhere: corn data get {name} FOLDER"
             ) from error
         if found != sha256:
             raise FileFormatError(
-                f"{origin}: the sha256 of the content of {file} must be {sha256[:16]}…, found "
-                f"{found[:16]}…: the file is damaged or another version"
+                f"{origin}: the sha256 of {file} must be {sha256[:16]}…, found {found[:16]}…"
             )
         write_file(place / file, content)
     return place
@@ -177,13 +169,7 @@ _SYNTHETIC_ROWS, _SYNTHETIC_FEATURES = 200_000, 20
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-    """Labelled samples.
-
-    Attributes:
-        inputs: shape (samples, features), float32; images are flattened.
-        targets: shape (samples,), classes 0 … num_classes − 1.
-        image_shape: (height, width) where the features are an image.
-    """
+    """Inputs (samples, features) in float32, and classes from 0; images are flattened."""
 
     inputs: Float32Array
     targets: IntArray
@@ -212,12 +198,10 @@ def _load_a9a(place: Path) -> Dataset:
     parts = [read_libsvm(place / file, num_features=_A9A_FEATURES) for file in A9A.files]
     inputs = np.concatenate([features for features, _ in parts])
     labels = np.concatenate([labels for _, labels in parts])
-    # Labels of a9a are −1 and 1; classes count from 0.
     return Dataset(inputs, (labels > 0).astype(np.int64), 2)
 
 
 def _load_mnist(place: Path) -> Dataset:
-    # Files are in the catalogue's order: images and labels for training, then for testing.
     first_images, first_labels, images, labels = [read_idx(place / file) for file in MNIST.files]
     pixels = np.concatenate([first_images, images])
     inputs = pixels.reshape(len(pixels), -1).astype(np.float32) / np.float32(255)
@@ -229,7 +213,6 @@ def _load_digits(_: Path) -> Dataset:
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    # Grey levels of this data set are 0 … 16.
     inputs = (bunch.data / 16).astype(np.float32)
     return Dataset(inputs, bunch.target.astype(np.int64), 10, (8, 8))
 
@@ -238,8 +221,7 @@ def _load_breast_cancer(_: Path) -> Dataset:
     from sklearn.datasets import load_breast_cancer
 
     bunch = load_breast_cancer()
-    # Scales differ by a factor of 10⁵ between features: one clipping norm would then keep the
-    # gradients of a few features and lose all others.
+    # Features differ by a factor of 10⁵: one clipping norm would keep gradients of a few only.
     standardised = (bunch.data - bunch.data.mean(axis=0)) / bunch.data.std(axis=0)
     targets = bunch.target.astype(np.int64)
     return Dataset(standardised.astype(np.float32), targets, 2)
@@ -266,7 +248,6 @@ _LOADERS: dict[str, Callable[[Path], Dataset]] = {
 
 def read_libsvm(path: Path, *, num_features: int) -> tuple[Float32Array, IntArray]:
     """Read rows of ``label index:value …``: features (rows, num_features), labels (rows,)."""
-    # Scikit-learn takes a second to import, which commands without data need not wait for.
     from sklearn.datasets import load_svmlight_file
 
     try:

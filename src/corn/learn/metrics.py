@@ -109,7 +109,6 @@ def measure(
     scores["consensus_distance"] = spread_of(parameters)
     if statistics is not None:
         scores |= vars(statistics)
-    # All trials of a mechanism share their ε.
     spent = {own: _privacy_spent(own, step, prefix) for own in {v.mechanism for v in trials}}
     rows = []
     for s, seed in enumerate(seeds):
@@ -129,7 +128,6 @@ def _privacy_spent(mechanism: Mechanism, step: int, prefix: str) -> dict[str, An
     return {
         f"{prefix}epsilon": float(spent.max()),
         f"{prefix}epsilon_least": float(spent.min()),
-        # Where promises differ, each agent's ε is at its own δ.
         "delta": max(promise.delta for promise in mechanism.budget.promises),
         "unit": mechanism.budget.unit,
         "central_ratio": mechanism.central_ratio,
@@ -148,8 +146,7 @@ def run_of(row: Row) -> tuple[str, str, int]:
 
 def spread_of(parameters: Tensor) -> Tensor:
     """Return the root mean square distance of agents' models from their average, by run."""
-    # Squared distance of every model from the average of its run: (seeds, agents, trials). Relative
-    # to the first model, so that equal models have a distance of exactly zero.
+    # Relative to the first model, so that equal models have a distance of exactly zero.
     shifts = parameters - parameters[:, :1]
     spread = (shifts - shifts.mean(dim=1, keepdim=True)).square().sum(dim=-1)
     return spread.mean(dim=1).sqrt()
@@ -195,7 +192,6 @@ _NUM_BINS = 15
 
 def measure_quality(probabilities: FloatArray, targets: IntArray) -> Quality:
     """Return the scores of probabilities, shape (samples, classes), for the right classes."""
-    # Scikit-learn takes a second to import, which runs without classes need not wait for.
     from sklearn.metrics import roc_auc_score
 
     num_samples, num_classes = probabilities.shape
@@ -204,7 +200,6 @@ def measure_quality(probabilities: FloatArray, targets: IntArray) -> Quality:
     hits = chosen == targets
     is_class = targets[:, None] == np.arange(num_classes)
     areas = [
-        # The area is not defined where all samples are in the class, or none.
         roc_auc_score(own, scores) if own.any() and not own.all() else math.nan
         for own, scores in zip(is_class.T, probabilities.T, strict=True)
     ]
@@ -320,13 +315,11 @@ class Result:
     @property
     def privacy(self) -> str:
         """A sentence on the models' privacy: the promise and its adversary, or its absence."""
-        # Mechanisms, not trials: a promise does not depend on the step size.
         against: dict[str, dict[str, list[str]]] = {}
         for own in dict.fromkeys(trial.mechanism for trial in self.trials):
             if own.budget is not None:
                 adversaries = against.setdefault(own.budget.describe(), {})
                 adversaries.setdefault(own.against, []).append(own.name)
-        # Each promise once, with its adversaries, and names where there are several.
         is_one = sum(map(len, against.values())) == 1
         promises = [
             f"{promise}, "
@@ -353,7 +346,6 @@ class Result:
     @property
     def last_rows(self) -> tuple[Row, ...]:
         """The last measurement of each run."""
-        # Rows are in order of steps, so that a later one replaces an earlier one.
         return tuple({run_of(row): row for row in self.rows}.values())
 
     def last_values(self, column: str) -> dict[tuple[str, str], list[float]]:

@@ -68,8 +68,7 @@ class RunOptimizers:
 def require_exact_sums(network: Network) -> None:
     """Raise for gossip."""
     if network.mixing != "sum":
-        # Each would divide by the second moment of its own noisy releases, and noise that agents
-        # share would cancel no more.
+        # Each would divide by moments of its own releases, and shared noise would not cancel.
         raise InvalidArgumentError(
             f"optimizer needs exact sums, found mixing {network.mixing!r}: choose mixing='sum'"
         )
@@ -146,8 +145,7 @@ def tabulate_schedule(
     optimizer: Optimizer, factory: ScheduleFactory, num_steps: int
 ) -> list[HyperParameters]:
     """Return the hyperparameters of each step, before any measurement could change them."""
-    # A stand-in with the same settings: a scheduler replaces methods of its optimizer, and warns
-    # unless its steps follow those of the optimizer.
+    # A stand-in: a scheduler replaces methods of its optimizer, and warns without its steps.
     groups: Any = [{**own, "params": [torch.zeros(1)]} for own in copy_groups(optimizer)]
     stand_in = _StandIn(groups, optimizer.defaults)
     scheduler = factory(stand_in)

@@ -152,8 +152,7 @@ def make_private(
     """
     require_count("epochs", epochs)
     agents = network if isinstance(network, Network) else load_network(network)
-    advice = "corn.train simulates gossip"
-    require(agents.mixing == "sum", "network", "of mixing='sum'", agents.mixing, advice=advice)
+    require(agents.mixing == "sum", "network", "of mixing='sum'", repr(agents.mixing))
     source = LoopData.of_agents(data_loader, agents.agent_names, seed=seed)
     steps_per_epoch = math.ceil(len(source.dataset) / source.batch_size)
     budget = PrivacyBudget(
@@ -164,7 +163,6 @@ def make_private(
         unit="sample",
         adjacency=adjacency,
         batch_size=max(1, round(source.batch_size / agents.num_agents)),
-        # As in Opacus: a pass has as many batches as the loader.
         sampling_rate=1 / steps_per_epoch,
     )
     print(  # noqa: T201 - once, for whoever knows Opacus
@@ -230,8 +228,7 @@ def open_loop(
         optimizer, model, plan, open_steps, schedule=table, num_pieces=accumulation
     )
     query = plan.budget.queries[0]
-    # From the plan alone: a loop over epochs makes this number public. Unit agent has no other
-    # number than that of the agent's samples.
+    # From the plan alone, or unit agent: a loop over epochs makes this number public.
     rate = query.sampling_rate or source.batch_size / sum(map(len, source.rows))
     steps_per_epoch = query.steps_per_pass or max(1, round(1 / rate))
     loader = PrivateLoader(private, source, steps_per_epoch=steps_per_epoch, device=device)
@@ -246,8 +243,7 @@ def check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:
     require(is_whole, "module", "on one device", kind, advice="give its .module")
     own = {id(p) for p in module.parameters() if p.requires_grad}
     held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
-    # A parameter outside the optimizer would get noise and never move; one outside the module would
-    # follow gradients without noise.
+    # Outside the optimizer a parameter never moves; outside the module it would get no noise.
     rule = "one of all parameters of the module with requires_grad, and of no others"
     found = f"{len(held & own)} of {len(own)} and {len(held - own)} others"
     require(own == held, "optimizer", rule, found)
@@ -316,7 +312,6 @@ class Simulation:
             )
         self.run = secrets.token_hex(16) if seed is None else f"seed {seed}"
         source = make_source(plan.decomposition, seed or 0, is_secret=seed is None)
-        # Keys are used once, in this run.
         nonce = secrets.token_bytes(NONCE_BYTES) if seed is None else simulation_nonce(seed)
         self._shares, self._steppers = [], []
         for agent, size in enumerate(sizes):
@@ -343,7 +338,6 @@ class Simulation:
         if self.position >= self._plan.budget.num_steps or is_spent:
             return []
         if self._ledger is not None:
-            # One count for all agents, which release together.
             self._ledger.reserve(self._begun)
         self._begun += 1
         for stepper, share in zip(self._steppers, self._shares, strict=True):
@@ -355,7 +349,6 @@ class Simulation:
         self._require_own_process()
         messages = [stepper.release_masked(observe=False) for stepper in self._steppers]
         total = np.add.reduce(messages, dtype=messages[0].dtype)
-        # Sizes of steps are those of the user's optimizer.
         moved = self._steppers[0].finish(total, step_size=1.0)
         if moved is None:
             raise CornError("masks of a simulation must cancel, found that they did not")
@@ -415,13 +408,11 @@ class ClippedSums:
         # Padding is in the loop's batch as well. Its weight removes it from the sum.
         self._weights = torch.cat([batch.weights[0] for batch in batches])
         # Pieces of different lengths, so that losses of one are never taken for those of another.
-        # Shapes of batches are public, and so are the cuts.
         count = len(self._rows)
         least = (count - num_pieces * (num_pieces - 1) // 2) // num_pieces
         require(least > 0, "accumulation", "less, as a step has few samples", num_pieces)
         cuts = np.cumsum([least + k for k in range(num_pieces - 1)]).tolist()
         pieces = torch.arange(count).tensor_split(cuts)
-        # The pieces that were not shown yet, and those whose gradients were not added.
         self.hidden, self.missing = list(pieces), list(pieces)
         self._totals = torch.zeros(len(batches), num_parameters, dtype=torch.float64)
         self._factors = torch.ones(count, dtype=torch.float64)
@@ -439,7 +430,6 @@ class ClippedSums:
         for agent, batch in enumerate(self._batches):
             for own in torch.split(piece[self._agents[piece] == agent], limit):
                 found, self._factors[own] = sum_clipped_samples(
-                    # In the clip's type, float64: see ``sum_clipped_samples``.
                     gradients[own - piece[0]].cpu().to(self._clip.dtype),
                     self._clip,
                     self._weights[own],
@@ -453,7 +443,6 @@ class ClippedSums:
         """Return the sum of one agent's samples."""
         return Gradients.of_samples(
             self._totals[agent].view(1, 1, -1),
-            # As (cells, samples, trials), with one cell and one trial.
             self._factors[self._agents == agent].view(1, -1, 1),
             self._batches[agent].weights,
         )
@@ -499,8 +488,7 @@ class PrivateOptimizer(Optimizer):
         inner.state = type(inner.state)(dict)
         self._now = _Progress(copy_rule(inner))
         self._steps = open_steps(model, self)
-        # A script that fails closes its links here. Later the interpreter has stopped the threads
-        # that do it.
+        # Links are closed here: later the interpreter has stopped the threads that do it.
         atexit.register(self.leave)
 
     def leave(self) -> None:
@@ -625,7 +613,6 @@ class PrivateOptimizer(Optimizer):
         def take(_: Tensor) -> None:
             # Gradients at parameters that depend on the batch would depend on all of its samples.
             self._model.require_unchanged()
-            # A backward pass has them disabled.
             with torch.enable_grad():
                 gradients = samples.take(losses)
             sums.add(gradients)
@@ -695,7 +682,6 @@ class PrivateOptimizer(Optimizer):
         self._now.rule = copy_rule(self._inner)
 
     def _require_same_rule(self) -> None:
-        # A parameter that leaves its group stops moving, which others see too.
         if not has_same_values(self._now.rule, copy_rule(self._inner)):
             raise CornError(
                 "param_groups and the optimizer's state must not change between steps, found that "
@@ -741,10 +727,7 @@ class _GivenSchedule(LRScheduler):
 
 @dataclass(frozen=True, eq=False)
 class LoopData:
-    """The samples of all agents, and the rows of each agent's samples among them.
-
-    ``batch_size`` is the number of samples in a batch of all agents, on average.
-    """
+    """All samples, the rows of each agent among them, and the batch size of all agents."""
 
     dataset: Any
     collate: Callable[[list[Any]], Any]
@@ -879,10 +862,7 @@ class _NoSampler(Sampler[int]):
 
 @final
 class PrivateLoader(DataLoader[Any]):
-    """Batches drawn as the accounting assumes, collated by the user's own function.
-
-    An iteration takes the steps that are left of a pass over the data, and none after the last.
-    """
+    """Batches drawn as the accounting assumes, for the steps that are left of a pass over the data."""
 
     # Accelerate leaves loaders alone that it takes for its own; it would draw batches ahead.
     _is_accelerate_prepared = True

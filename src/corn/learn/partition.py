@@ -70,7 +70,6 @@ def toss_coins(contents: Iterable[bytes], *, seed: int) -> FloatArray:
 
 def split_by_coins(coins: FloatArray, *, test_fraction: float) -> Split:
     """Put each sample into a part by its own coin, so that sizes are random; one may be empty."""
-    # Rows come in order of their coins, so that the order of a file does not matter.
     order = np.argsort(coins, kind="stable")
     limits = test_fraction, test_fraction + (1 - test_fraction) * VALIDATION_FRACTION
     test, validation, train = np.split(order, np.searchsorted(coins[order], limits))
@@ -98,12 +97,7 @@ def partition_samples(spec: str, labels: ArrayLike, num_agents: int, *, seed: in
     """
     found = np.asarray(labels)
     require(found.ndim == 1, "labels", "one number per sample", f"shape {found.shape}")
-    require_count(
-        "num_agents",
-        num_agents,
-        most=len(found),
-        advice="each agent needs a sample of its own; take fewer agents or a larger data set",
-    )
+    require_count("num_agents", num_agents, most=len(found), advice="each needs a sample")
     kind, _, number = spec.partition(":")
     rng = np.random.default_rng(require_count("seed", seed, least=0))
     if kind in ("dirichlet", "shards"):
@@ -128,7 +122,6 @@ def _partition_dirichlet(
     for label in np.unique(labels):
         rows = rng.permutation(np.flatnonzero(labels == label))
         proportions = rng.dirichlet(np.full(num_agents, concentration))
-        # Rounding the cumulative sums, not the sizes, assigns every row exactly once.
         cuts = np.round(np.cumsum(proportions)[:-1] * len(rows)).astype(np.int64)
         for part, piece in zip(parts, np.split(rows, cuts), strict=True):
             part.append(piece)
@@ -144,12 +137,8 @@ def _partition_dirichlet(
 def _partition_shards(
     labels: IntArray, num_agents: int, shards_per_agent: int, rng: np.random.Generator
 ) -> AgentRows:
-    require_count(
-        "shards_per_agent",
-        shards_per_agent,
-        most=len(labels) // num_agents,
-        advice=f"{num_agents} agents share {len(labels)} samples, and no shard may be empty",
-    )
+    most = len(labels) // num_agents
+    require_count("shards_per_agent", shards_per_agent, most=most, advice="none may be empty")
     # Samples of one label come in random order, so that shards do not follow the file's order.
     shuffled = rng.permutation(len(labels))
     order = shuffled[np.argsort(labels[shuffled], kind="stable")]

@@ -95,7 +95,6 @@ class JointNoise:
         self._dense: Tensor | None = None
         num_normals = n
         if n <= _MOST_DENSE or not any(map(_prefers_shares, noises)):
-            # Rows are ordered (agent, mechanism), so that the product has its final layout.
             roots = np.stack([symmetric_root(each.covariance) for each in noises], axis=1)
             self._dense = torch.from_numpy(roots.reshape(-1, n)).to(device=device, dtype=dtype)
         else:
@@ -105,24 +104,20 @@ class JointNoise:
                 )
                 for F in map(make_root, noises)
             ]
-            # The longest root decides; shorter ones use the first normals.
             num_normals = max(root.shape[1] for root in self._roots)
         # A stream of its own, apart from that of all agents' noise.
         self._owner = Owner(tuple(range(n)), None if is_average else 0)
         self._sources = [(SimulationSource(seed), simulation_nonce(seed)) for seed in seeds]
-        # In memory that every step overwrites: none are ever stored.
         real = np.float32 if dtype == torch.float32 else np.float64
         self._normals = np.empty((len(seeds), num_normals, num_parameters), real)
 
     def draw(self, step: int) -> Tensor:
         """Return the noise of a step, from 0, shape (seeds, agents, mechanisms, parameters)."""
-        # One stream has the normals of all agents, one agent after the other: addressing a stream
-        # per agent would take longer than drawing from it.
+        # One stream for all agents: addressing one for each would take longer than drawing.
         for normals, (source, nonce) in zip(self._normals, self._sources, strict=True):
             source.fill(normals.reshape(-1), StreamAddress(self._owner, nonce, step))
         s = torch.from_numpy(self._normals).to(self._device)
         if self._dense is not None:
-            # (agents · mechanisms, n) times (seeds, n, d): rows are (agent, mechanism).
             return torch.matmul(self._dense, s).view(self._shape)
         noise = s.new_empty(self._shape)
         for number, root in enumerate(self._roots):
@@ -134,10 +129,7 @@ class JointNoise:
 
 @final
 class KeyedNoise:
-    """Noise from keys, as agents draw it: each agent's own share, in float64.
-
-    Keys follow from the seed of each run; with ``is_secret`` they are new, and never stored.
-    """
+    """Noise from the keys of each run's seed, or new secret ones: agents' own shares, in float64."""
 
     def __init__(
         self,
@@ -150,8 +142,7 @@ class KeyedNoise:
     ) -> None:
         self._stop = num_parameters
         self._device = device
-        # With secret keys each mechanism and run gets keys and a nonce of its own: no two of them
-        # share noise, and no run repeats that of another.
+        # Each mechanism and run has secret keys and a nonce of its own, so that none share noise.
         self._draws = [
             (
                 [(own, make_source(own, seed, is_secret=is_secret)) for own in decompositions],
@@ -169,7 +160,6 @@ class KeyedNoise:
             ]
             for draws, nonce in self._draws
         ]
-        # Each draw is (n, d); runs are axis 0 of the whole, and mechanisms axis 2.
         return torch.from_numpy(np.ascontiguousarray(np.swapaxes(noise, 1, 2))).to(self._device)
 
     def draw_offset(self, step: int) -> Tensor | None:
@@ -183,10 +173,7 @@ class KeyedNoise:
 @final
 @dataclass(eq=False, repr=False)
 class NoiseShare:
-    """One agent's share of the noise under one plan and the ``nonce`` of a new run.
-
-    ``offset_seed`` is a seed of the grid's offset, for a single release; by default the nonce.
-    """
+    """One agent's share of the noise; by default the offset of the grid follows from the nonce."""
 
     plan: Plan
     agent: int

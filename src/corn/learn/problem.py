@@ -78,7 +78,6 @@ class SweepSettings:
     local_rule: Callable[[], LocalRule] | None = None
 
     def __post_init__(self) -> None:
-        # The record is frozen. Plain integers, because NumPy's do not become JSON.
         seeds = tuple(require_count("seeds", seed, least=0) for seed in self.seeds)
         object.__setattr__(self, "seeds", seeds)
         require(len(set(seeds)) == len(seeds) > 0, "seeds", "one or more different numbers", seeds)
@@ -94,7 +93,6 @@ class SweepSettings:
             rule = getattr(self, name)
             is_usable = rule is None or callable(rule)
             require(is_usable, name, "a function, or a class of local rules", repr(rule))
-            # Agents run what their plan says.
             is_simulated = rule is None or self.noise_keys == "none"
             require(is_simulated, name, "for simulations without keys", repr(self.noise_keys))
         is_free = (self.optimizer, self.local_rule) == (None, None) or not self.momentum
@@ -158,7 +156,6 @@ class TrainingProblem:
         return replace(self, simulation=reason)
 
     def __post_init__(self) -> None:
-        # ``train`` is no part of its own: it is made from ``data``.
         known = set(self.parts) <= set(PARTS[1:])
         require(known, "parts", "validation and test", ", ".join(self.parts))
         for name, (inputs, targets) in self.parts.items():
@@ -187,8 +184,7 @@ class TrainingProblem:
         inputs, targets = placed["train"]
         if max_train_samples is not None:
             require_count("max_train_samples", max_train_samples, advice="None takes all")
-            # Rounded up, so that there are at most as many. Samples are in the order of agents, so
-            # that equal distances take from all of them.
+            # Rounded up; equal distances take from all agents, whose samples are in order.
             stride = -(-len(inputs) // max_train_samples)
             placed["train"] = inputs[::stride], targets[::stride]
         return AgentData(inputs, targets, self.data.offsets), placed
@@ -200,9 +196,7 @@ def _cast(values: Tensor, settings: SweepSettings) -> Tensor:
         return values.to(device=settings.device)
     narrow = values.to(settings.torch_dtype)
     fits = not bool((narrow.isinf() & values.isfinite()).any())
-    limit = f"±{torch.finfo(narrow.dtype).max:.2g}"
-    advice = "scale them, or choose float64"
-    require(fits, "inputs and targets", f"within {limit}", "larger values", advice=advice)
+    require(fits, "inputs and targets", f"within the range of {narrow.dtype}", "larger values")
     return narrow.to(device=settings.device)
 
 
@@ -295,10 +289,8 @@ def _as_tensor(values: Any) -> Tensor:
     if not isinstance(values, Tensor | np.ndarray) and hasattr(values, "to_numpy"):
         values = values.to_numpy()
     # Several inputs would be taken for one, of as many samples.
-    advice = "stack several inputs in one tensor and split it in forward"
     is_one = not isinstance(values, tuple | dict)
-    rule = "one tensor or array each"
-    require(is_one, "inputs and targets", rule, type(values).__name__, advice=advice)
+    require(is_one, "inputs and targets", "one tensor or array each", type(values).__name__)
     # An array is copied: it may be read-only, and a caller's array must never be modified.
     try:
         return torch.as_tensor(np.array(values) if isinstance(values, np.ndarray) else values)

@@ -86,8 +86,7 @@ def clip_gradients(found: Gradients, clip: Tensor, *, clips_samples: bool) -> Cl
         # A factor is 0 only where the norm is not finite: C is positive.
         num_broken = (factors == 0).long()
         return ClippedGradients(values, factors, norms, (factors < 1).to(norms), num_broken)
-    # A task that ignored sample_clip, or summed in float32, would return gradients whose
-    # sensitivity exceeds the one that ε was computed for.
+    # A task that ignored sample_clip, or summed in float32, would exceed the sensitivity.
     rule = "one that clips each sample, for a budget of unit sample"
     if found.fraction_clipped is None or found.num_broken is None:
         raise InvalidArgumentError(f"task must be {rule}, found one that ignores sample_clip")
@@ -126,8 +125,7 @@ def gradient_norms(gradients: Tensor, dtype: torch.dtype | None = None) -> Tenso
         squares = np.empty(len(rows))
         load_compiled().sum_squares(squares, rows.numpy())
         return torch.from_numpy(np.sqrt(squares)).view(gradients.shape[:-1])
-    # The norm of the norms of blocks: rounding errors then grow with the block's length, not with
-    # the number of parameters.
+    # The norm of the norms of blocks: rounding errors then grow with the block's length.
     whole = gradients.shape[-1] // _BLOCK * _BLOCK
     rest: Tensor = torch.linalg.vector_norm(gradients[..., whole:], dim=-1, dtype=dtype)
     if not whole:
@@ -167,10 +165,7 @@ def clip_factors(norms: Tensor, clip: Tensor | float, *, rounding: Tensor | floa
 
 
 def drop_broken(values: Tensor, factors: Tensor) -> Tensor:
-    """Set gradients, or their parts, to zero where their factor is 0, in place.
-
-    Stopping at such a gradient would reveal a property of the data that no noise covers.
-    """
+    """Set gradients of factor 0 to zero, in place: stopping there would reveal a property of data."""
     broken = factors == 0
     return values.masked_fill_(broken.unsqueeze(-1), 0.0) if bool(broken.any()) else values
 
@@ -231,8 +226,7 @@ def take_half_step(
     step_size: float,
 ) -> Tensor:
     """Return X − η·release of one agent, shape (d,): the bits of :func:`release`, in one pass."""
-    # The gradient's memory is reused if it has the type of the model: allocating new memory would
-    # take longer than the step.
+    # The gradient's memory is reused: allocating new memory would take longer than the step.
     half = gradient if gradient.dtype == parameters.dtype else torch.empty_like(parameters)
     arrays = (each.numpy() for each in (half, parameters, gradient, noise))
     load_compiled().write_half_step(*arrays, float(factor), grid, step_size)
@@ -298,8 +292,7 @@ class AgentStepper:
 
     def begin(self, step: int, noise: NoiseShare, parameters: Tensor | None = None) -> None:
         """Reserve the release of a step, then take its noise and its batch."""
-        # No noise is released twice: the step is durably reserved before anything of it is sent, so
-        # a run that crashes from here on can never release it again.
+        # Durably reserved before anything is sent: a run that crashes cannot release it again.
         number = self._reserve(step)
         self._drawn = noise.take(step)
         self._is_released = False
@@ -330,8 +323,7 @@ class AgentStepper:
     def _take(self, *, observe: bool) -> tuple[Tensor, Tensor, DrawnNoise]:
         """Return gradient, factor and noise of the step, once."""
         found, drawn = self._found, self._drawn
-        # A second gradient of the step must not get the noise of the first: the difference of both
-        # messages would be free of noise.
+        # A second gradient must not get the same noise: the difference would be free of it.
         if found is None or drawn is None or self._is_released:
             raise CornError("a release must follow the gradient of a step that has begun, once")
         self._found = None
@@ -346,8 +338,7 @@ class AgentStepper:
         """Return X − η (clipped gradient + noise, on the grid), shape (d,), for neighbours."""
         gradient, factor, drawn = self._take(observe=observe)
         model, grid = self.parameters, drawn.share.plan.grid
-        # Rounding to the grid must follow the sum of gradient and noise (docs/floats.md), so one
-        # function does both.
+        # One function rounds to the grid after the sum of gradient and noise (docs/floats.md).
         terms = (gradient, factor, drawn.values)
         if self._update is None and self._memory is None:
             return take_half_step(model, *terms, grid=grid, step_size=step_size)
@@ -372,10 +363,7 @@ class AgentStepper:
         return self.move(torch.from_numpy(average), step_size=step_size)
 
     def move(self, released: Tensor, *, step_size: float) -> Tensor:
-        """Return the step along a release or an average, whose memory is taken over.
-
-        Operations round one by one, in a fixed order: after exact sums agents get the same bits.
-        """
+        """Return the step along a release or an average, in a fixed order of operations."""
         if self._update is not None:
             return self._update.take_step(released).to(released)
         parameters = self.parameters

@@ -54,8 +54,7 @@ def catch_interruption() -> Iterator[Interruption]:
         yield interruption
         return
 
-    # A signal can arrive in the middle of a step. The loop stops between steps, where models and
-    # measurements agree.
+    # The loop stops between steps, where models and measurements agree.
     def request(number: int, frame: FrameType | None) -> None:
         # The second Ctrl-C raises ``KeyboardInterrupt``, in case a step hangs.
         if interruption.requested:
@@ -66,7 +65,6 @@ def catch_interruption() -> Iterator[Interruption]:
     try:
         yield interruption
     finally:
-        # Callers of the library get their own handler back.
         signal.signal(signal.SIGINT, before)
 
 
@@ -82,7 +80,6 @@ def _showing_progress(num_steps: int, num_runs: int) -> Iterator[Callable[[], No
     what = f"training {num_runs} {'run' if num_runs == 1 else 'runs'}"
     console = Console(stderr=True)
     if console.is_terminal:
-        # Transient: it leaves nothing behind among the results.
         with Progress(console=console, transient=True) as bar:
             task = bar.add_task(what, total=num_steps)
             yield lambda: bar.advance(task)
@@ -134,9 +131,8 @@ def run_sweep(
             only, and refused with secret keys.
     """
     is_public = on_step is None or settings.noise_keys != "secret"
-    advice = "a trace has norms of gradients and of noise, which no ε covers"
-    rule = "None with secret keys (secure=True)"
-    require(is_public, "on_step", rule, "a function", advice=advice)
+    # A trace has norms of gradients and of noise, which no ε covers.
+    require(is_public, "on_step", "None with secret keys (secure=True)", "a function")
     shown = _showing_progress(settings.num_steps, len(trials) * len(settings.seeds))
     hidden: Any = nullcontext(lambda: None)
     # Threads gain little on products of this size, and lose much on a busy machine.
@@ -169,14 +165,12 @@ class SweepLoop:
 
     def __post_init__(self) -> None:
         settings, problem = self.settings, self.problem
-        # The name of each run, in the order of rows.
         self._runs = {
             (s, v): (*name_of(trial), seed)
             for s, seed in enumerate(settings.seeds)
             for v, trial in enumerate(self.trials)
         }
         names = list(self._runs.values())
-        # Rows and files identify a run by its name.
         repeated = sorted(
             {f"{own[0]}, step size {own[1]}" for own in names if names.count(own) > 1}
         )
@@ -232,8 +226,7 @@ class SweepLoop:
         return Result(
             trials=tuple(self.trials),
             seeds=self.settings.seeds,
-            # (seeds, agents, trials, d) becomes (seeds · trials, agents, d). Exact sums have one
-            # model for all agents.
+            # (seeds, agents, trials, d) becomes (seeds · trials, agents, d).
             parameters=parameters.expand(-1, n, -1, -1).transpose(1, 2).flatten(0, 1),
             rows=tuple(self._rows),
             num_steps=self.step,

@@ -40,7 +40,6 @@ MODEL_FILE = "model.pt"
 _FORMAT = 1
 _FORMAT_KEY = "corn_model"
 _MAX_BYTES = 1 << 24
-# What reading a damaged file raises.
 _DAMAGE = AttributeError, EOFError, LookupError, OverflowError, RuntimeError, TypeError, ValueError
 
 OutputKind: TypeAlias = Literal["logit", "logits", "number", "own"]
@@ -48,7 +47,6 @@ OutputKind: TypeAlias = Literal["logit", "logits", "number", "own"]
 prediction, scaled as the target; ``own``: of a loss of the user's own, whose meaning is not known.
 """
 
-# The attributes that make each layer anew.
 _LAYERS: dict[str, tuple[str, ...]] = {
     "Linear": ("in_features", "out_features"),
     "Conv2d": ("in_channels", "out_channels", "kernel_size", "stride", "padding"),
@@ -106,13 +104,11 @@ class ModelPromise:
     ) -> ModelPromise:
         """Return the promise of a result's mechanism, by default of its first trial."""
         one = mechanism or result.trials[0].mechanism
-        num_agents = result.parameters.shape[1]
-        if one.budget is None:
-            empty = None, None, None, "", "nobody", "", None, "nobody"
-            return cls(*empty, result.num_steps, num_agents, one.name)
-        return cls._of_budget(
-            one.budget, one.against, num_agents, one.name, plan, result.simulation
-        )
+        own = one.against, result.parameters.shape[1], one.name
+        if one.budget is not None:
+            return cls._of_budget(one.budget, *own, plan, result.simulation)
+        nobody = None, None, None, "", "nobody", "", None, "nobody"
+        return cls(*nobody, result.num_steps, *own[1:])
 
     @classmethod
     def _of_budget(
@@ -261,8 +257,7 @@ class TrainedModel:
         """Write the model to a file that ``torch.load`` reads with ``weights_only=True``."""
         about = json.dumps(self.describe())
         content = {_FORMAT_KEY: _FORMAT, "about": about, "state_dict": dict(self.state_dict)}
-        # Through memory: torch would write the name of the temporary file, with the number of this
-        # process, into the archive.
+        # Through memory: torch would write the name of the temporary file into the archive.
         stream = io.BytesIO()
         torch.save(content, stream)
         write_file(path, stream.getvalue(), is_private=is_private)
@@ -277,8 +272,7 @@ class TrainedModel:
         if self.layers is None:
             raise InvalidArgumentError(
                 f"model must be made of the layers {', '.join(_LAYERS)}, found {self.description}: "
-                "load its weights into your own class with "
-                'load_state_dict(torch.load(FILE, weights_only=True)["state_dict"])'
+                "load its state_dict into your own class"
             )
         module = _make_layers(self.layers)
         # Assigned: a model in double precision stays in it.
@@ -302,10 +296,7 @@ class TrainedModel:
         return measure_quality(self.predict(inputs), targets.cpu().numpy())
 
     def to_onnx(self) -> bytes:
-        """Return the model in the ONNX format, with its description as the metadata ``corn``.
-
-        It returns ``probabilities`` of the classes, or ``outputs`` where there are none.
-        """
+        """Return an ONNX model of probabilities or numbers, with its description as metadata."""
         try:
             import onnx
         except ImportError as error:
@@ -314,7 +305,6 @@ class TrainedModel:
         name = "probabilities" if self.output in ("logit", "logits") else "outputs"
         stream: Any = io.BytesIO()
         with warnings.catch_warnings():
-            # The other exporter of torch is not deprecated, and needs one more package.
             warnings.simplefilter("ignore", DeprecationWarning)
             torch.onnx.export(
                 predictor,
@@ -356,7 +346,6 @@ def load_model(path: Path | str) -> TrainedModel:
     file = find_model(Path(path))
     try:
         with warnings.catch_warnings():
-            # Torch warns of a pickle that is not its own, and then refuses it.
             warnings.simplefilter("ignore", UserWarning)
             content = torch.load(file, map_location="cpu", weights_only=True)
         return _read_content(content)
@@ -378,18 +367,14 @@ def find_model(path: Path) -> Path:
     if len(found) == 1:
         return found[0]
     listed = ", ".join(map(str, found[:5])) or "none"
-    raise FileFormatError(
-        f"{path}: must be a model or the folder of a run with one {MODEL_FILE}, found {listed}"
-    )
+    raise FileFormatError(f"{path}: must be a model, or have one {MODEL_FILE}, found {listed}")
 
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
     """Predictions in the order of the rows, and columns of the table that the model does not use.
 
-    ``values`` are probabilities, shape (rows, classes), or numbers in the unit of the target. If
-    the table has targets, there are ``scores``, and of classes their ``quality``; they are private,
-    as the rows are.
+    If the table has targets, there are ``scores``, and of classes their ``quality``: private both.
     """
 
     values: FloatArray = field(repr=False)
@@ -400,13 +385,12 @@ class Predictions:
 
 def predict_table(model: TrainedModel, path: Path) -> Predictions:
     """Predict for every row of a table, or raise with all its differences from the schema."""
-    # Pyarrow takes a moment to import, which other uses of a model need not wait for.
     from corn.learn.file_data import read_file
 
     if not (model.preprocessing or {}).get("columns"):
         raise FileFormatError(
             f"{path}: predictions need a model of tables with named columns (--data), found "
-            f"{model.description}: export it, and encode the inputs yourself"
+            f"{model.description}"
         )
     schema = read_schema(model.preprocessing)
     is_whole = schema.classes == (model.classes or ())

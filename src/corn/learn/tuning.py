@@ -141,7 +141,6 @@ class Comparison:
         for column in (*_SCORE_COLUMNS, *gap):
             intervals, differences = self.interval(column), self.differences(column)
             for name, mean in self.score(column).items():
-                # Those that were measured.
                 if not math.isnan(mean):
                     facts[name][column] = mean
                 if not math.isnan(intervals[name]):
@@ -176,14 +175,10 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Return half the width of Student's 95 % interval of the mean, or NaN.
-
-    Over seeds it does not cover the randomness of the data, which all runs share.
-    """
+    """Return half the width of Student's 95 % interval of the mean, or NaN."""
     count = len(values)
     if count < 2 or not np.isfinite(values).all():
         return math.nan
-    # The mean is estimated too, hence n − 1. The 0.975 quantile leaves 2.5 % on each side.
     return float(stdtrit(count - 1, 0.975)) * math.sqrt(np.var(values, ddof=1) / count)
 
 
@@ -273,8 +268,7 @@ def _search(
         for (m, k), trial in zip(wanted, trials, strict=True):
             losses[m][k] = _mean(values[name_of(trial)])
         wanted = [(m, k) for m in starts for k in propose_places(losses[m], start=starts[m])]
-        # Mechanisms that clip samples decide how batches are drawn. A round without any would have
-        # other batches than the rounds before.
+        # Mechanisms that clip samples decide how batches are drawn: one has to be in each round.
         if not any(m.queries for m, _ in wanted) and any(m.queries for m in starts):
             wanted = []
     return found
@@ -313,7 +307,6 @@ def propose_places(losses: Mapping[int, float], *, start: int) -> tuple[int, ...
     if best in (tried[0], tried[-1]) and is_worthwhile and abs(outward - start) <= _FURTHEST:
         return (outward,)
     between = (best - 1, best + 1)
-    # Beyond an end that gained too little nothing is refined.
     return tuple(k for k in between if k not in losses and tried[0] < k < tried[-1])
 
 
@@ -330,7 +323,6 @@ def expect_place(
         num_steps=num_steps,
         clip=mechanism.clip,
         num_parameters=problem.task.num_parameters,
-        # The average over agents has the noise 1ᵀv/n, whose variance is 1ᵀR1/n².
         noise_variance=0.0 if noise is None else noise.total_variance / n**2,
         gradient_variance=bound_gradient_variance(mechanism.clip, n, batch_size),
     )
@@ -377,7 +369,7 @@ def price_tuning(result: Result) -> TuningPrice | None:
     its models were released until it stopped. An interrupted search has left out runs.
     """
     if result.status == "interrupted":
-        raise InvalidArgumentError("result must be complete to be priced, found an interrupted one")
+        raise InvalidArgumentError("an interrupted result cannot be priced")
     budgets = {
         own.mechanism: own.mechanism.budget
         for own in result.trials
@@ -385,7 +377,6 @@ def price_tuning(result: Result) -> TuningPrice | None:
     }
     if not budgets:
         return None
-    # Every step size and every seed is a run of its own on the same data.
     runs = [
         own.mechanism for own in result.trials for _ in result.seeds if own.mechanism in budgets
     ]
@@ -414,7 +405,6 @@ def price_tuning(result: Result) -> TuningPrice | None:
                 delta=total.delta,
                 epsilon_of_one=own.promise.epsilon,
                 protects=f"{own.query.protects} ({own.query.recipe})",
-                # Together runs hold against no stronger adversary than the weakest of them.
                 against=ThreatModel(total.max_colluders or 0).describe(),
             )
         )

@@ -1,17 +1,11 @@
 """Replaceable parts of an update: what is clipped, how models are mixed, and the rule of steps.
 
 A step is: gradient, *clipping*, the release kernel (clip to C, add noise, round), *local rule*,
-*mixing*. The kernel stays between the two sides, so that replacements keep the accounting, as long
-as they compute from nothing but what they are given:
+*mixing*. A `Clipping` gets one gradient at a time, of an agent or of a sample; whatever it returns,
+the kernel clips to C. A `LocalRule` and a `MixingRule` get releases and models alone, all of which
+an eavesdropper sees as well: post-processing, which costs no privacy.
 
-- A `Clipping` gets one gradient at a time, of an agent or of a sample, as the budget's unit
-  demands. Whatever it returns, the kernel clips to C. A rule that remembers earlier gradients is
-  refused; one that reads the data set by itself cannot be noticed.
-- A `LocalRule` and a `MixingRule` get releases and models alone, all of which an eavesdropper sees
-  as well: post-processing, which costs no privacy.
-
-They are settings of a sweep (`corn.learn.SweepSettings`), for simulations: agents run what their
-plan says. ``examples/update_rules.py`` has implementations.
+They are settings of a sweep, for simulations. ``examples/update_rules.py`` has implementations.
 """
 
 from __future__ import annotations
@@ -76,7 +70,6 @@ def clip_by_rule(
     )
     models = parameters.repeat_interleave(size, dim=0)
     slopes = _apply(rule, task.gradient(models, alone).values.to(clip.dtype), clip)
-    # Shape (cells, trials, samples, d).
     slopes = slopes.view(cells, size, *slopes.shape[1:]).transpose(1, 2).contiguous()
     values, factors = sum_clipped_samples(
         slopes, clip[:, None], batch.weights.unsqueeze(1), most_samples=batch.most_samples

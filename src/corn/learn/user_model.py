@@ -59,10 +59,7 @@ class SampleGradients:
         self._is_taking = False
 
     def begin(self, batch: Any, num_samples: int) -> Any:
-        """Expect losses of a batch, after those before; return the batch to show to the loop.
-
-        Where all checks are made, gradients at its floats show whether the loop mixes samples.
-        """
+        """Expect losses of a batch, after those before; return the batch to show to the loop."""
         inputs: list[Tensor] = []
         self._expected.append((num_samples, inputs))
         self._num_batches += 1
@@ -99,8 +96,8 @@ class SampleGradients:
         if losses.shape != (num_samples,) or not losses.requires_grad:
             raise InvalidArgumentError(
                 f"losses must be one loss for each of the {num_samples} samples of the batch, as a "
-                f"vector with gradients, found shape {tuple(losses.shape)}: use reduction='none', "
-                "and for sequences the mean over each sample's own positions"
+                f"vector with gradients, found shape {tuple(losses.shape)}"
+                f"{'' if losses.requires_grad else ' without gradients'}: use reduction='none'"
             )
         copies, trained = list(self._copies.values()), list(self._trained.values())
         self._is_taking = True
@@ -118,7 +115,6 @@ class SampleGradients:
         for name, slope in zip(self._trained, outside, strict=True):
             rule = "used by calls of the module alone, in its forward()"
             require(slope is None, "parameters", rule, f"a gradient of {name!r} from outside")
-        # A parameter that this batch did not use has no gradient.
         used = [
             torch.zeros_like(copy) if slope is None else slope
             for copy, slope in zip(copies, own, strict=True)
@@ -144,8 +140,7 @@ class SampleGradients:
             outputs = self._run_twice(call)
         else:
             outputs = self._map(call.forward, self._copies, call.samples)
-        # An output that uses no parameter is followed as well: as a weight of losses it may mix
-        # samples.
+        # An output without parameters is followed too: as a weight of losses it may mix samples.
         real = [
             x if x.requires_grad or not x.is_floating_point() else x.detach().requires_grad_()
             for x in outputs
@@ -184,8 +179,7 @@ class SampleGradients:
         obstacle = self._obstacle
         if not obstacle:
             try:
-                # Fused attention has no batching rule, its plain formula has. Nor has the path of
-                # attention without gradients.
+                # Fused attention has no batching rule; its plain formula has.
                 with sdpa_kernel(SDPBackend.MATH), _plain_attention():
                     return vmap(function, dims, randomness="different")(*args)
             except torch.OutOfMemoryError:
@@ -219,7 +213,6 @@ class SampleGradients:
             rows = [*self._outputs, *inputs]
             if not rows:
                 return ()
-            # Zeros where the total does not depend on a tensor.
             return torch.autograd.grad(total, rows, retain_graph=True, materialize_grads=True)
 
         whole = differentiate(weighted.sum()) if self._is_followed else ()
@@ -228,8 +221,7 @@ class SampleGradients:
             slopes = differentiate(weighted[chosen].sum())
             # A broken sample has NaN in its own row, also where its loss has weight 0.
             is_mixed = any(slope[~chosen].nan_to_num(nan=0.0).any() for slope in slopes)
-            # Other losses must not change the gradient of a sample either, as a hook that scales
-            # gradients by the norm of all of them does.
+            # Nor may other losses change a sample's gradient, as scaling by a norm of all does.
             is_mixed = is_mixed or any(
                 not torch.allclose(slope[chosen], total[chosen], rtol=1e-3, equal_nan=True)
                 for slope, total in zip(slopes, whole, strict=False)
@@ -306,7 +298,6 @@ class _Call:
         self._is_split = [
             isinstance(x, Tensor) and bool(x.dim()) and len(x) == num_samples for x in self._leaves
         ]
-        # The tensors that have one row for each sample.
         self.samples = list(itertools.compress(self._leaves, self._is_split))
         shared = itertools.compress(self._leaves, [not own for own in self._is_split])
         for x in (x for x in shared if isinstance(x, Tensor)):
@@ -342,7 +333,6 @@ class _Call:
     def assemble(self, outputs: Sequence[Tensor]) -> Any:
         """Return outputs in the structure of the module's."""
         found = iter(outputs)
-        # All but tensors, such as caches and numbers, is of one sample.
         leaves = [next(found) if isinstance(x, Tensor) else None for x in self._outputs]
         return tree_unflatten(leaves, self._output_structure)
 

@@ -30,7 +30,6 @@ from corn.learn.tasks import (
     small_cnn_task,
 )
 
-# The paper's network has this many hidden units.
 _HIDDEN = 32
 _MODEL_SEED = 0
 
@@ -44,10 +43,9 @@ def make_named_task(
     l2: float = 1e-4,
     of: str = "this data",
 ) -> Task:
-    """Return a task for samples of a shape.
+    """Return a task for samples of a shape; without ``num_classes`` targets are numbers.
 
-    ``model`` is ``linear``, ``network`` (32 hidden units), ``cnn`` or ``FILE.py:FUNCTION``. Without
-    ``num_classes`` targets are numbers, with squared loss. Images may have channels first. ``l2``
+    ``model`` is ``linear``, ``network`` (32 hidden units), ``cnn`` or ``FILE.py:FUNCTION``, ``l2``
     is λ of linear classifiers, and ``of`` names the data in errors.
     """
     if model.endswith(".py") or ".py:" in model:
@@ -58,10 +56,7 @@ def make_named_task(
     num_features = math.prod(input_shape)
     if model == "cnn":
         if not is_image or num_classes is None:
-            raise InvalidArgumentError(
-                f"model must be linear or network for {of}, which has no images with classes, "
-                "found 'cnn'"
-            )
+            raise InvalidArgumentError(f"model cnn needs images with classes, {of} has none")
         return small_cnn_task(input_shape, num_classes)
     if num_classes is None:
         is_linear = model == "linear"
@@ -70,7 +65,6 @@ def make_named_task(
         # Least squares is convex: zero is a start that does not depend on a seed.
         for parameter in output.parameters() if is_linear else ():
             nn.init.zeros_(parameter)
-        # Flattening makes one number per sample out of one row per sample, as targets are.
         module = nn.Sequential(nn.Flatten(), *hidden, output, nn.Flatten(0))
         # A linear model keeps its zeros; a network needs new random weights for each seed.
         return ModuleTask(module, functional.mse_loss, reset=not is_linear)
@@ -90,10 +84,8 @@ def _load_task(spec: str, input_shape: tuple[int, ...], num_classes: int | None)
     usual = functional.mse_loss if num_classes is None else functional.cross_entropy
     model, loss = made if isinstance(made, tuple) and len(made) == 2 else (made, usual)
     if not isinstance(model, nn.Module) or not callable(loss):
-        raise FileFormatError(
-            f"{spec}: must return a torch.nn.Module, or a pair of it and its loss, found "
-            f"{type(made).__name__}"
-        )
+        found = type(made).__name__
+        raise FileFormatError(f"{spec}: must return a module, or it and its loss, found {found}")
     return ModuleTask(model, loss, input_shape=input_shape)
 
 
@@ -157,7 +149,6 @@ class Workload:
         dataset = load_dataset(self.name, directory=self.directory)
         # The data sets' own test parts are ignored: the paper splits all samples 80/20.
         split = split_samples(len(dataset.targets), seed=self.seed)
-        # Partitioned after the split: ``rows`` count rows of the training part.
         labels = dataset.targets[split.train]
         assigned = partition_samples(self.partition, labels, num_agents, seed=self.seed)
         held_out = {"validation": split.validation, "test": split.test}

@@ -14,10 +14,7 @@ from corn.learn.batches import Batch
 
 @dataclass(frozen=True, eq=False)
 class Gradients:
-    """One gradient for each model, shape (cells, trials, parameters).
-
-    Where samples are clipped, the fraction clipped and the number that were not finite follow.
-    """
+    """Gradients (cells, trials, parameters), and (cells, trials) facts on samples that were clipped."""
 
     values: Tensor
     fraction_clipped: Tensor | None = None
