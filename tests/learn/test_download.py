@@ -61,7 +61,7 @@ def server() -> Iterator[Server]:
 @pytest.fixture(autouse=True)
 def toy(monkeypatch: pytest.MonkeyPatch, server: Server) -> DownloadableDataset:
     files = {name: hashlib.sha256(CONTENT[name.removesuffix(".gz")]).hexdigest() for name in SERVED}
-    dataset = DownloadableDataset("toy", files, server.url, "a toy")
+    dataset = DownloadableDataset("toy", files, server.url)
     monkeypatch.setitem(datasets.DOWNLOADABLE, "toy", dataset)
     return dataset
 

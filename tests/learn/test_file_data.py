@@ -90,7 +90,7 @@ def test_notes_name_file_and_column(tmp_path: Path) -> None:
     notes = FileWorkload(path, "y", is_regression=True, bounds=bounds).build(2).private_notes
     assert len(notes) == 2
     for note, name, count in zip(notes, "xy", (10, 1), strict=True):
-        assert f"{path}: column '{name}' has values outside public bounds, {count} in all" in note
+        assert f"{path}: column '{name}' has {count} values outside public bounds" in note
 
 
 @pytest.mark.parametrize("suffix", ["tsv", "parquet"])

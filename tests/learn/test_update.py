@@ -351,8 +351,6 @@ def remember() -> Clipping:
     [
         ("clipping", "normalise"),
         ("clipping", remember()),
-        ("clipping", clip_layers(nn.Linear(3, 9))),
-        ("clipping", lambda gradient, clip: gradient if gradient.norm() < clip else -gradient),
         ("mixing", "gossip"),
         ("local_rule", GradientTracking()),
     ],

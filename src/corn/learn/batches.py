@@ -64,20 +64,13 @@ def round_rate_down(rate: float) -> float:
     """Return the largest multiple of 2⁻⁵³, the unit of coins, that is at most ``rate``.
 
     A coin below it then has exactly this probability, never more than the rate that was counted.
-
-    >>> round_rate_down(0.5), round_rate_down(0.1) <= 0.1
-    (0.5, True)
     """
     # Powers of two scale exactly, so that ``floor`` is the only rounding, and it is downwards.
     return math.ldexp(math.floor(math.ldexp(rate, COIN_BITS)), -COIN_BITS)
 
 
 def public_width(batch_size: int) -> int:
-    """Return a number of samples that a Poisson batch of this expected size rarely exceeds.
-
-    The tail of every binomial with this mean is below that of the Poisson law used here (Anderson
-    and Samuels 1967), at most 10⁻¹².
-    """
+    """Return a width that a Poisson batch rarely exceeds (Anderson and Samuels 1967)."""
     # The width at which the normal law would stop, then as far as the exact tail asks.
     width = batch_size + int(6 * math.sqrt(batch_size))
     while pdtrc(width, batch_size) > _RARE:
@@ -121,8 +114,7 @@ def note_large_delta(budget: PrivacyBudget, agent: int, num_samples: int) -> str
         return None
     return (
         f"the plan's δ = {write_exactly(delta)} is more than one over the number of samples here, "
-        f"{num_samples}: publishing a whole sample would satisfy it; ask for a plan with a smaller "
-        "δ, or set a limit on ε at a δ of your own with --require"
+        f"{num_samples}: publishing a whole sample would satisfy it; see --require"
     )
 
 
@@ -272,8 +264,8 @@ class BatchSampler:
     ) -> BatchSampler:
         """Return the sampler of one agent's batches where noise protects its data.
 
-        Clipped samples are at secret random positions of a batch of public shape: one more then moves
-        no other, whose gradient a library may round differently elsewhere (docs/floats.md).
+        Clipped samples are at secret random positions of a batch of public shape: one more then
+        moves no other, whose gradient a library may round differently elsewhere (docs/floats.md).
         """
         if choices is None:
             choices = [SecretChoices(coins=Secret.random(), orders=Secret.random())]

@@ -191,9 +191,6 @@ def choose_rate(sizes: Sequence[float], batch_size: int) -> tuple[int, float]:
 
     At the rate B·n/Σm an agent of average size draws B samples. Batches are padded to what the
     largest draws, so that no message shows how many samples there were.
-
-    >>> choose_rate([10000, 3000, 1200, 600, 160, 40], 50)
-    (200, 0.02)
     """
     require(len(sizes) > 0 and min(sizes) > 0, "sizes", "positive numbers", list(sizes))
     rate = min(1.0, batch_size * len(sizes) / sum(sizes))

@@ -44,16 +44,14 @@ def usual_schedule(workload: str) -> ScheduleName:
 
 @dataclass(frozen=True)
 class DownloadableDataset:
-    """A data set that is downloaded once from the folder ``url`` and kept in the cache.
+    """A data set in the folder ``url``, which is downloaded once and kept in the cache.
 
-    ``files`` has the SHA-256 of the **decompressed** content of each file. The training files come
-    first, then those of the test set.
+    ``files`` has the SHA-256 of the **decompressed** content of each file, training files first.
     """
 
     name: str
     files: dict[str, str]
     url: str
-    description: str
 
 
 A9A = DownloadableDataset(
@@ -63,7 +61,6 @@ A9A = DownloadableDataset(
         "a9a.t": "1f448a153f0320399a7e40836eb207655b0bde0f21fc941cc472193daa9f5de9",
     },
     url="https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/",
-    description="does a person earn over 50k? 48,842 rows of 123 yes-or-no features (LIBSVM)",
 )
 
 MNIST = DownloadableDataset(
@@ -83,26 +80,17 @@ MNIST = DownloadableDataset(
         ),
     },
     url="https://ossci-datasets.s3.amazonaws.com/mnist/",
-    description="70,000 handwritten digits of 28×28 grey levels",
 )
 
 DOWNLOADABLE = {dataset.name: dataset for dataset in (A9A, MNIST)}
 """The data sets that ``corn data get`` downloads."""
 
-EMBEDDED = {
-    "breast-cancer": "is a tumour malignant? 569 rows of 30 measurements (scikit-learn)",
-    "digits": "1,797 handwritten digits of 8×8 grey levels (scikit-learn)",
-    "synthetic": "200,000 rows of 20 normal features with logistic labels, for large networks",
-}
+EMBEDDED = ("breast-cancer", "digits", "synthetic")
 """The data sets that come with scikit-learn or are drawn, and need no download."""
 
 
 def cache_directory(directory: Path | str | None = None) -> Path:
-    """Return the directory given, else that of ``CORN_DATA``, else the user's cache directory.
-
-    >>> cache_directory("/data").name
-    'data'
-    """
+    """Return the directory given, else that of ``CORN_DATA``, else the user's cache directory."""
     chosen = directory or os.environ.get("CORN_DATA")
     if chosen:
         return Path(chosen).expanduser()
@@ -181,9 +169,6 @@ def load_dataset(name: str, *, directory: Path | str | None = None) -> Dataset:
     """Load ``a9a``, ``mnist``, ``digits``, ``breast-cancer`` or ``synthetic``: all parts as one.
 
     The first two are read from the cache (``corn data get``).
-
-    >>> load_dataset("digits").inputs.shape
-    (1797, 64)
     """
     require_choice("data set", name, [*DOWNLOADABLE, *EMBEDDED])
     place = cache_directory(directory) / name

@@ -20,7 +20,7 @@ import torch
 from pyarrow import csv as arrow_csv
 from pyarrow.parquet import ParquetFile
 
-from corn.checks import FloatArray, IntArray, require, require_fraction
+from corn.checks import FloatArray, require, require_fraction
 from corn.errors import FileFormatError, InvalidArgumentError, list_some
 from corn.learn.batches import AgentData
 from corn.learn.metrics import Samples
@@ -30,7 +30,7 @@ from corn.learn.partition import (
     split_by_coins,
     toss_coins,
 )
-from corn.learn.problem import TrainingProblem
+from corn.learn.problem import TrainingProblem, pick_samples
 from corn.learn.schema import (
     Column,
     DataFile,
@@ -328,7 +328,7 @@ class FileWorkload:
                 f"{table.path}: must have a row to train on, found none of {len(coins)}"
             )
         samples = _encode(schema, table)
-        parts = {part: _pick(samples, rows) for part, rows in vars(split).items()}
+        parts = {part: pick_samples(samples, rows) for part, rows in vars(split).items()}
         return parts, coins[split.train, 1]
 
     def _deal_out(
@@ -342,7 +342,7 @@ class FileWorkload:
                 raise FileFormatError(
                     f"{self.data}: agent {agent} of {num_agents} must get a row, found none"
                 )
-        return [_pick(train, rows[agent]) for agent in agents]
+        return [pick_samples(train, rows[agent]) for agent in agents]
 
     def _describe(self, schema: Schema, first: Rows, tests: Sequence[Rows]) -> str:
         files = "a file for each agent" if self.has_file_per_agent else "one file, iid"
@@ -385,8 +385,3 @@ def _encode(schema: Schema, table: Rows) -> Samples:
     y = schema.scale_targets(table)
     targets = torch.from_numpy(y) if schema.classes else torch.from_numpy(y).float()
     return torch.from_numpy(np.ascontiguousarray(X, np.float32)), targets
-
-
-def _pick(samples: Samples, rows: IntArray) -> Samples:
-    index = torch.from_numpy(rows)
-    return samples[0][index], samples[1][index]

@@ -65,6 +65,7 @@ from corn.noise import ReleaseLedger
 from corn.noise.stream import NONCE_BYTES
 from corn.plan import Plan, fingerprint, make_plan
 from corn.privacy import PrivacyBudget
+from corn.privacy.accounting import group_agents
 from corn.privacy.budget import Adjacency
 from corn.privacy.composition import Expense, PlanTerms, compose_expenses
 from corn.privacy.rounding import write_exactly
@@ -297,7 +298,7 @@ class Simulation:
         self._process = os.getpid()
         self._begun = 0
         self.position = 0
-        self._precisions: list[float] = Mechanism.from_plan(plan).precision.tolist()
+        self._precision = Mechanism.from_plan(plan).precision
         self._ledger = None
         if ledger is not None:
             # A new run of passes has new orders: a sample could be twice in the present pass.
@@ -308,7 +309,7 @@ class Simulation:
                 plan_fingerprint=fingerprint(plan),
                 agent=0,
                 terms=self._terms_of(0),
-                precision=max(self._precisions),
+                precision=float(self._precision.max()),
             )
         self.run = secrets.token_hex(16) if seed is None else f"seed {seed}"
         source = make_source(plan.decomposition, seed or 0, is_secret=seed is None)
@@ -381,11 +382,11 @@ class Simulation:
         if self._ledger is not None:
             begun = self._plan.budget.num_steps - self._ledger.remaining
         # Agents with one promise differ in their noise only, and the least noise decides.
-        worst: dict[PlanTerms, float] = {}
-        for agent, precision in enumerate(self._precisions):
-            terms = self._terms_of(agent)
-            worst[terms] = max(precision, worst.get(terms, 0.0))
-        return [Expense(terms, precision, begun) for terms, precision in worst.items()]
+        groups = group_agents(self._plan.budget, len(self._precision)).values()
+        return [
+            Expense(self._terms_of(int(own[0])), float(self._precision[own].max()), begun)
+            for own in groups
+        ]
 
     def close(self) -> None:
         """See ``LoopSteps``."""
@@ -862,7 +863,7 @@ class _NoSampler(Sampler[int]):
 
 @final
 class PrivateLoader(DataLoader[Any]):
-    """Batches drawn as the accounting assumes, for the steps that are left of a pass over the data."""
+    """Batches drawn as the accounting assumes, for the steps left of a pass over the data."""
 
     # Accelerate leaves loaders alone that it takes for its own; it would draw batches ahead.
     _is_accelerate_prepared = True

@@ -1,7 +1,6 @@
 """Splits of samples into training, validation and test parts, and partitions over agents.
 
-Private samples are split and dealt out by coins of their own, so that a changed sample moves no
-other. The other functions look at all samples, for public data and simulations.
+Private samples are dealt out by coins of their own, so that a changed sample moves no other.
 """
 
 from __future__ import annotations
@@ -38,10 +37,7 @@ class Split:
 
 
 def split_samples(num_samples: int, *, seed: int) -> Split:
-    """Draw a fifth for tests (the paper's 80/20), then a tenth of the rest for validation.
-
-    For public benchmarks only: one sample more or less moves others, which no ε covers.
-    """
+    """Draw a fifth for tests, then a tenth for validation, of public benchmarks only."""
     num_test = round(num_samples * TEST_FRACTION)
     num_validation = round((num_samples - num_test) * VALIDATION_FRACTION)
     rng = np.random.default_rng(require_count("seed", seed, least=0))

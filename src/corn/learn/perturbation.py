@@ -129,7 +129,7 @@ class JointNoise:
 
 @final
 class KeyedNoise:
-    """Noise from the keys of each run's seed, or new secret ones: agents' own shares, in float64."""
+    """Agents' own shares of noise, from keys of each run's seed, or new secret ones."""
 
     def __init__(
         self,

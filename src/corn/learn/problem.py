@@ -20,7 +20,7 @@ from torch.utils.data import (
 )
 from torch.utils.data import Dataset as TorchDataset
 
-from corn.checks import require, require_choice, require_count, require_length
+from corn.checks import IntArray, require, require_choice, require_count, require_length
 from corn.covariance.objective import check_momentum
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData
@@ -99,9 +99,8 @@ class SweepSettings:
         rule = "0 with an optimizer or a local rule, which have their own"
         require(is_free, "momentum", rule, self.momentum)
         is_one = self.noise_keys != "secret" or len(seeds) == 1
-        advice = "every run on the same data would spend the budget once more"
-        rule = "one for a run with secret keys (secure=True)"
-        require(is_one, "seeds", rule, len(seeds), advice=advice)
+        # Every run on the same data would spend the budget once more.
+        require(is_one, "seeds", "one for a run with secret keys (secure=True)", len(seeds))
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -122,7 +121,6 @@ class TrainingProblem:
         task: model and loss.
         data: the training samples of every agent, not yet prepared for the task.
         parts: more samples to measure on, by ``validation`` and ``test``.
-        notes: facts that a reader of results must know.
         public_parts: the names in ``parts`` that are public: known to all agents, and no agent's
             own. Measurements on private samples are private.
         private_notes: facts about the data of single agents, for their owners alone.
@@ -137,7 +135,6 @@ class TrainingProblem:
     task: Task
     data: AgentData
     parts: Mapping[str, Samples] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
     public_parts: tuple[str, ...] = ()
     private_notes: tuple[str, ...] = ()
     schema: Schema | None = None
@@ -188,6 +185,12 @@ class TrainingProblem:
             stride = -(-len(inputs) // max_train_samples)
             placed["train"] = inputs[::stride], targets[::stride]
         return AgentData(inputs, targets, self.data.offsets), placed
+
+
+def pick_samples(samples: Samples, rows: IntArray) -> Samples:
+    """Return some samples by their rows."""
+    index = torch.from_numpy(rows)
+    return samples[0][index], samples[1][index]
 
 
 def _cast(values: Tensor, settings: SweepSettings) -> Tensor:

@@ -172,11 +172,7 @@ class Column:
         return np.array(parsed, np.float64)[rows][:, None]
 
     def scale(self, values: FloatArray) -> FloatArray:
-        """Map values from the bounds to [−1, 1].
-
-        >>> Column("age", bounds=(0, 120)).scale(np.array([0.0, 60.0, 150.0])).tolist()
-        [-1.0, 0.0, 1.0]
-        """
+        """Map values from the bounds to [−1, 1]."""
         if self.limits is None:
             return values
         # Values outside are clipped, not refused: a refusal would tell others about private data.
@@ -215,7 +211,7 @@ class DataFile:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The rows of one file as numbers, not yet scaled, images in [0, 1], and notes for its owner."""
+    """The rows of one file as numbers, not yet scaled, images in [0, 1], and private notes."""
 
     path: Path
     inputs: FloatArray

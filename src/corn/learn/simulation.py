@@ -53,18 +53,11 @@ _MODEL_VALUES_AT_ONCE = 1 << 20
 class Simulation:
     """Models of all agents in all runs, and the step that updates them.
 
-    ``data`` is prepared for the task, in the settings' type and device. Trials that clip must agree
-    on unit and batch.
-
-    Attributes:
-        step: The number of completed steps.
-        parameters: The models, shape (seeds, agents, trials, parameters).
-        alive: The runs that continue, shape (seeds, trials), on the CPU as ``broken``.
-        broken: Runs without noise whose gradients were not finite in the last step.
-        num_broken: The gradients of runs with noise that counted as zero; these runs continue, as
-            agents do.
-        on_release: Called in each step with the models before it and with what is released: all
-            that an eavesdropper sees, for audits. Later steps overwrite the second tensor.
+    ``data`` is prepared for the task, in the settings' type and device. ``parameters`` have shape
+    (seeds, agents, trials, parameters), ``alive``, ``broken`` and ``num_broken`` (seeds, trials):
+    runs without noise break at gradients that are not finite, others count them as zero.
+    ``on_release`` is called in each step with the models before it and with what is released: all
+    that an eavesdropper sees, for audits. Later steps overwrite the second tensor.
     """
 
     def __init__(
@@ -91,7 +84,7 @@ class Simulation:
             self._compute = partial(clip_by_rule, rule=settings.clipping)
         size = settings.batch_size
         if is_secret and queries:
-            # One for each agent: in a common batch, sizes would change last bits of other gradients.
+            # One for each agent: in a common batch, sizes would change bits of other gradients.
             each = queries * data.num_agents if len(queries) == 1 else queries
             self._samplers = [
                 BatchSampler.of_agent(query, data.of_agent(agent), batch_size=size)

@@ -165,7 +165,7 @@ def clip_factors(norms: Tensor, clip: Tensor | float, *, rounding: Tensor | floa
 
 
 def drop_broken(values: Tensor, factors: Tensor) -> Tensor:
-    """Set gradients of factor 0 to zero, in place: stopping there would reveal a property of data."""
+    """Set gradients of factor 0 to zero, in place: to stop there would reveal private data."""
     broken = factors == 0
     return values.masked_fill_(broken.unsqueeze(-1), 0.0) if bool(broken.any()) else values
 

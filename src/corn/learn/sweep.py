@@ -218,10 +218,9 @@ class SweepLoop:
         for s, v in self._stopped:
             parameters[s, :, v] = math.nan
         n = self.network.num_agents
-        notes = self.problem.notes
         scored = len(choose_measured(n))
-        if scored < n and self.network.mixing != "sum":
-            notes += (f"Scores of own models are of {scored} agents at equal distances, of {n:,}.",)
+        note = f"Scores of own models are of {scored} agents at equal distances, of {n:,}."
+        is_noted = scored < n and self.network.mixing != "sum"
         counts = self._simulation.num_broken
         return Result(
             trials=tuple(self.trials),
@@ -232,7 +231,7 @@ class SweepLoop:
             num_steps=self.step,
             status="complete" if complete else "interrupted",
             stopped={self._runs[run]: why for run, why in self._stopped.items()},
-            notes=notes,
+            notes=(note,) if is_noted else (),
             simulation=self._simulated,
             private_notes=tuple(
                 f"{', '.join(map(str, name))}: {int(counts[run])} gradients were not finite and "

@@ -31,7 +31,7 @@ from corn.learn.problem import DataSource, SweepSettings, make_problem
 from corn.learn.schedule import Schedule, ScheduleName, make_schedule
 from corn.learn.sweep import run_sweep
 from corn.learn.tasks import MeanLoss, Task
-from corn.learn.tasks.module import make_task, trained_parameters
+from corn.learn.tasks.module import make_task, split_vector, trained_parameters
 from corn.learn.tuning import Comparison, tune
 from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget
@@ -204,10 +204,10 @@ def load_parameters(model: nn.Module, vector: Tensor) -> nn.Module:
     shape = tuple(vector.shape)
     require(shape == (expected,), "vector", f"the model's {expected} parameters", f"shape {shape}")
     # Copied into the model's own memory and type: training the copy must not change the result.
-    pieces = torch.split(vector.detach(), [parameter.numel() for parameter in trained])
+    pieces = split_vector(vector.detach(), [parameter.shape for parameter in trained])
     with torch.no_grad():
         for parameter, piece in zip(trained, pieces, strict=True):
-            parameter.copy_(piece.view_as(parameter))
+            parameter.copy_(piece)
     return filled
 
 

@@ -37,13 +37,8 @@ class Comparison:
     """Mechanisms at the same ε, each at its best step size.
 
     Choosing by the validation loss of several runs on one data set costs privacy that no ε here
-    counts. Like the paper, CorN reports the ε of each run alone. Tune on public data where that
-    matters.
-
-    Attributes:
-        problem: the task and the data that was trained on.
-        schedules: the best step size of each mechanism; one whose every run broke down has none.
-        result: all runs: measurements and models.
+    counts. Tune on public data where that matters. ``schedules`` has the best of each mechanism;
+    one whose every run broke down has none. ``result`` has all runs.
     """
 
     problem: TrainingProblem = field(repr=False)
@@ -364,9 +359,8 @@ class TuningPrice:
 def price_tuning(result: Result) -> TuningPrice | None:
     """Return the price of all runs that have noise and no trusted server; None if there are none.
 
-    It is that of their releases. A choice between them by losses without noise, as `tune` makes it,
-    may depend on one sample of the validation data, and has no price. A run that broke down counts:
-    its models were released until it stopped. An interrupted search has left out runs.
+    A choice between them by losses without noise, as `tune` makes it, has no price. A run that
+    broke down counts: its models were released until it stopped.
     """
     if result.status == "interrupted":
         raise InvalidArgumentError("an interrupted result cannot be priced")

@@ -28,6 +28,7 @@ from corn.learn.tasks.module import (
     hash_module,
     map_in_a_loop,
     require_no_batch_statistics,
+    split_vector,
     trained_parameters,
 )
 from corn.learn.tasks.protocol import Gradients, Scores
@@ -439,9 +440,8 @@ class UserModel:
         return hash_module(f"{self.module!r}; training {named}", self._frozen.values())
 
     def _split(self, vector: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        pieces = torch.split(vector, [p.numel() for p in self._trained])
-        for parameter, piece in zip(self._trained, pieces, strict=True):
-            yield parameter, piece.view_as(parameter)
+        pieces = split_vector(vector, [p.shape for p in self._trained])
+        return zip(self._trained, pieces, strict=True)
 
 
 def has_same_values(before: Any, after: Any) -> bool:

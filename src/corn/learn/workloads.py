@@ -12,14 +12,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from corn.checks import IntArray, require_choice
+from corn.checks import require_choice
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.files import load_function
 from corn.learn.batches import AgentData
-from corn.learn.datasets import PAPER_PARTITION, WORKLOADS, Dataset, ModelName, load_dataset
-from corn.learn.metrics import Samples
+from corn.learn.datasets import PAPER_PARTITION, WORKLOADS, ModelName, load_dataset
 from corn.learn.partition import partition_samples, split_samples
-from corn.learn.problem import TrainingProblem
+from corn.learn.problem import TrainingProblem, pick_samples
 from corn.learn.tasks import (
     LinearClassifier,
     ModuleTask,
@@ -114,9 +113,6 @@ class Workload:
         directory: the directory of cached data sets.
         device: the device on which torch computes gradients and scores, which each process may
             choose.
-
-    >>> Workload("quadratic").build(20).task.describe()
-    'quadratic objectives of 20 agents in 2 dims'
     """
 
     name: str
@@ -134,14 +130,13 @@ class Workload:
             task = Quadratic(num_agents)
             # float64, because gaps are differences of losses near 1434.
             data = task.agent_data(torch.float64)
-            problem = TrainingProblem(task=task, data=data, notes=(_START,), simulation=_START)
+            problem = TrainingProblem(task=task, data=data, simulation=_START)
         else:
             problem = self._make_from_data(num_agents)
-        notes = "".join(f"; {note}" for note in problem.notes)
         problem = replace(
             problem,
             task=place_task(problem.task, self.device),
-            description=f"{self.name}, {self.partition}, seed {self.seed}{notes}",
+            description=f"{self.name}, {self.partition}, seed {self.seed}",
         )
         return problem if agents is None else select_agents(problem, agents)
 
@@ -152,7 +147,8 @@ class Workload:
         labels = dataset.targets[split.train]
         assigned = partition_samples(self.partition, labels, num_agents, seed=self.seed)
         held_out = {"validation": split.validation, "test": split.test}
-        parts = {part: _pick(dataset, rows) for part, rows in held_out.items() if len(rows)}
+        samples = torch.from_numpy(dataset.inputs), torch.from_numpy(dataset.targets)
+        parts = {part: pick_samples(samples, rows) for part, rows in held_out.items() if len(rows)}
         usual = "network" if self.name == "mnist" else "linear"
         return TrainingProblem(
             task=make_named_task(
@@ -163,16 +159,14 @@ class Workload:
                 l2=self.l2,
                 of=self.name,
             ),
-            data=AgentData.from_parts([_pick(dataset, split.train[rows]) for rows in assigned]),
+            data=AgentData.from_parts(
+                [pick_samples(samples, split.train[rows]) for rows in assigned]
+            ),
             parts=parts,
             # Every agent has the held-out samples, and no agent trains on them.
             public_parts=tuple(parts),
             simulation=_DEALT_OUT,
         )
-
-
-def _pick(dataset: Dataset, rows: IntArray) -> Samples:
-    return torch.from_numpy(dataset.inputs[rows]), torch.from_numpy(dataset.targets[rows])
 
 
 def select_agents(problem: TrainingProblem, agents: Sequence[int]) -> TrainingProblem:

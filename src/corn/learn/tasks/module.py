@@ -6,7 +6,7 @@ import copy
 import hashlib
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias, final
 
 import torch
@@ -19,7 +19,7 @@ from corn.checks import require
 from corn.errors import CornWarning, InvalidArgumentError
 from corn.learn.batches import Batch
 from corn.learn.step import sum_clipped_samples
-from corn.learn.tasks.protocol import Gradients, Scores, Task, seeded
+from corn.learn.tasks.protocol import Gradients, Scores, Task
 
 MeanLoss: TypeAlias = Callable[[Any, Tensor], Tensor]
 """(outputs, targets) → the mean loss over a batch, as in ``torch.nn.functional``."""
@@ -72,6 +72,12 @@ def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
             "model must have parameters that are not frozen, found none: set requires_grad"
         )
     return trained
+
+
+def split_vector(vector: Tensor, shapes: Sequence[torch.Size]) -> Iterator[Tensor]:
+    """Yield the parts of a vector of parameters in these shapes."""
+    pieces = torch.split(vector, [shape.numel() for shape in shapes])
+    return map(Tensor.view, pieces, shapes)
 
 
 def hash_module(text: str, constants: Iterable[Tensor]) -> bytes:
@@ -145,7 +151,7 @@ class ModuleTask:
             model = copy.deepcopy(model)
             # Layers draw from torch's global generator, whose state is restored afterwards.
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seeded(seed).initial_seed())
+                torch.manual_seed(seed)
                 model.apply(_reset_layer)
         return torch.cat([p.detach().flatten().double() for p in trained_parameters(model)])
 
@@ -196,9 +202,7 @@ class ModuleTask:
         return hash_module(f"{self._model!r}; {loss}; training {shapes}", constants)
 
     def _split(self, vector: Tensor) -> dict[str, Tensor]:
-        pieces = torch.split(vector, [shape.numel() for shape in self._shapes.values()])
-        pairs = zip(self._shapes.items(), pieces, strict=True)
-        return {name: piece.view(shape) for (name, shape), piece in pairs}
+        return dict(zip(self._shapes, split_vector(vector, [*self._shapes.values()]), strict=True))
 
     def _outputs(self, vector: Tensor, inputs: Tensor) -> Any:
         weights = {**self._place_constants(vector), **self._split(vector)}
@@ -238,7 +242,7 @@ class ModuleTask:
             return Gradients(self._mean_gradient(parameters, batch.inputs, batch.targets))
         values = torch.zeros_like(parameters)
         counts = (batch.weights > 0).sum(dim=1)
-        # Cells of one size together, without padding, which a model that mixes samples must not see.
+        # Cells of one size together, without padding, which some models would see.
         for count in torch.unique(counts[counts > 0]).tolist():
             own = torch.nonzero(counts == count).flatten()
             data = batch.inputs[own, :count], batch.targets[own, :count]

@@ -26,7 +26,7 @@ from corn.checks import FloatArray, require, require_count, require_in_range
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData, Batch
 from corn.learn.step import clip_factors, drop_broken, drop_broken_inputs, norms_at_least
-from corn.learn.tasks.protocol import Gradients, Scores, seeded
+from corn.learn.tasks.protocol import Gradients, Scores
 
 _STIFFNESS = 15.0
 _ANGLE_DEGREES = 15.0
@@ -38,10 +38,6 @@ class Quadratic:
 
     ``matrices`` and ``centers`` are all A_i and c_i, ``minimizer`` and ``minimum`` those of the
     average. Agents begin at ``start``, by default the minimiser.
-
-    >>> task = Quadratic(20)
-    >>> task.minimizer.round(5).tolist(), round(task.minimum, 3)
-    ([2.84555, 15.07599], 1434.305)
     """
 
     def __init__(self, num_agents: int) -> None:
@@ -262,7 +258,8 @@ class ShallowNetwork(_Classifier):
 
     def initialize(self, seed: int) -> Tensor:
         """Draw uniformly from ±1/√(inputs of the layer), as ``torch.nn.Linear`` does."""
-        uniform = torch.rand(self.num_parameters, generator=seeded(seed), dtype=torch.float64)
+        random = torch.Generator().manual_seed(seed)
+        uniform = torch.rand(self.num_parameters, generator=random, dtype=torch.float64)
         uniform.mul_(2).sub_(1)
         uniform[: self._first_layer_size] /= math.sqrt(self._num_features)
         uniform[self._first_layer_size :] /= math.sqrt(self._hidden)

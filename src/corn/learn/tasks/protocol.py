@@ -14,7 +14,7 @@ from corn.learn.batches import Batch
 
 @dataclass(frozen=True, eq=False)
 class Gradients:
-    """Gradients (cells, trials, parameters), and (cells, trials) facts on samples that were clipped."""
+    """Gradients (cells, trials, parameters), and facts (cells, trials) on clipped samples."""
 
     values: Tensor
     fraction_clipped: Tensor | None = None
@@ -72,11 +72,6 @@ class Task(Protocol):
 
     def describe(self) -> str:
         """Return one line that describes the model."""
-
-
-def seeded(seed: int) -> torch.Generator:
-    """Return a new generator for a seed, so that nothing depends on global state."""
-    return torch.Generator().manual_seed(seed)
 
 
 _CPU = "cpu"
