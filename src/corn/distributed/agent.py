@@ -69,9 +69,10 @@ from corn.learn.batches import (
     require_fitting_samples,
 )
 from corn.learn.metrics import Row, Samples
+from corn.learn.own_loop import PrivateOptimizer
 from corn.learn.perturbation import NoiseShare
 from corn.learn.problem import DataSource, SweepSettings, TrainingProblem, read_samples
-from corn.learn.step import AgentStepper, UpdateRule
+from corn.learn.step import AgentStepper
 from corn.learn.sweep import catch_interruption
 from corn.learn.tasks import MeanLoss, Task
 from corn.learn.tasks.module import make_task
@@ -246,7 +247,7 @@ def run_steps(
     requirements: Requirements | None = None,
     data: str = "",
     rejoins: bool = False,
-    update: UpdateRule | None = None,
+    update: PrivateOptimizer | None = None,
 ) -> Generator[AgentStepper, None, AgentResult]:
     """Run one agent of a plan on a problem with its own data, and return its result.
 
@@ -349,7 +350,7 @@ def prepare_work(
     problem: TrainingProblem,
     ledger: ReleaseLedger,
     *,
-    update: UpdateRule | None = None,
+    update: PrivateOptimizer | None = None,
 ) -> tuple[AgentStepper, Mapping[str, Samples], tuple[str, ...]]:
     """Return an agent's stepper, the samples to measure on, and notes for its owner."""
     # The plan's proof for floats holds up to a number of parameters and of samples.

@@ -52,21 +52,13 @@ _MOST_DENSE_DESIGN = 2000
 class Mechanism:
     """A way to train: noise, clipping and the promise that they keep.
 
-    Made by ``private``, ``central``, ``non_private`` or ``from_plan``.
-
-    Attributes:
-        name: the name in tables.
-        noise: the noise that each agent draws at each step; None for no noise.
-        queries: clipping and sampling, one query for all agents or one for each, as the budget
-            states them; none for no clipping.
-        budget: the promise; None without one.
-        threat: the adversary against whom the promise holds.
-        is_central: whether a trusted server averages, and everybody sees its models alone.
-        grid: γ: released values are multiples of it; 0 where agents release nothing.
-        counts_floats: whether the promise holds in floating point, so that a run with secret keys
-            keeps it; otherwise it holds for real numbers, which suffices for simulations.
-        disagreement_ratio: κ of the design or plan that the noise is from; None for other noise.
-        later_noise: noise that takes over from a step on, counted from 0; see ``in_phases``.
+    Made by ``private``, ``central``, ``non_private`` or ``from_plan``. ``noise`` is what each agent
+    draws at each step, ``queries`` are clipping and sampling, for all agents or for each, and
+    ``budget`` is the promise, which holds against ``threat``; None is none. ``is_central``: a
+    trusted server averages, and everybody sees its models alone. Released values are multiples of
+    ``grid``. ``counts_floats``: the promise holds in floating point, so that a run with secret keys
+    keeps it. ``disagreement_ratio`` is κ of the design. ``later_noise`` takes over from a step on,
+    counted from 0; see ``in_phases``.
     """
 
     name: str

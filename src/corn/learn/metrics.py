@@ -280,19 +280,11 @@ PUBLIC_SEEDS = (
 class Result:
     """The outcome of all runs of a sweep. An interrupted one is valid up to its last step.
 
-    Attributes:
-        trials: mechanisms with step-size schedules.
-        seeds: each trial was run once per seed.
-        parameters: the final models, shape (runs, agents, parameters): run s·len(trials) + v is
-            seed s with trial v. NaN for runs that broke down.
-        rows: the measurements, in order of steps.
-        num_steps: the number of completed steps.
-        cooldown_steps: the steps after them that only mixed.
-        status: ``complete``, or ``interrupted`` by the user.
-        stopped: why runs broke down, and at which step, by (mechanism, step size, seed).
-        notes: facts that a reader must know.
-        simulation: why ε is simulated, and no promise, in clauses; empty if it is one.
-        private_notes: facts that depend on the data without noise, for its owner alone.
+    ``parameters`` are the final models, shape (runs, agents, parameters): run s·len(trials) + v is
+    seed s with trial v; NaN for runs that broke down. ``rows`` are measurements, in order of steps.
+    ``num_steps`` were completed, and ``cooldown_steps`` after them only mixed. ``stopped`` says why
+    runs broke down, by (mechanism, step size, seed). ``simulation`` says why ε is simulated, and no
+    promise; empty if it is one. ``private_notes`` depend on data without noise, for its owner.
     """
 
     trials: tuple[Trial, ...] = field(repr=False)

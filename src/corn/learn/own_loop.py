@@ -53,7 +53,7 @@ from corn.learn.optimizers import (
 )
 from corn.learn.perturbation import NoiseShare, make_source, simulation_nonce
 from corn.learn.problem import take_dataset
-from corn.learn.step import AgentStepper, UpdateRule, sum_clipped_samples
+from corn.learn.step import AgentStepper, sum_clipped_samples
 from corn.learn.tasks.protocol import Gradients, require_device
 from corn.learn.user_model import (
     SampleGradients,
@@ -197,7 +197,7 @@ def simulate(
     sizes = [len(rows) for rows in source.rows]
     require_fitting_samples(plan.budget, sizes)
 
-    def open_steps(model: UserModel, update: UpdateRule) -> Simulation:
+    def open_steps(model: UserModel, update: PrivateOptimizer) -> Simulation:
         return Simulation(plan, model, sizes, update, seed=seed, ledger=ledger)
 
     return open_loop(plan, open_steps, source, **options)
@@ -205,7 +205,7 @@ def simulate(
 
 def open_loop(
     plan: Plan,
-    open_steps: Callable[[UserModel, UpdateRule], LoopSteps],
+    open_steps: Callable[[UserModel, PrivateOptimizer], LoopSteps],
     source: LoopData,
     *,
     module: nn.Module,
@@ -287,7 +287,7 @@ class Simulation:
         plan: Plan,
         model: UserModel,
         sizes: Sequence[int],
-        update: UpdateRule,
+        update: PrivateOptimizer,
         *,
         seed: int | None,
         ledger: Path | str | None,
@@ -473,7 +473,7 @@ class PrivateOptimizer(Optimizer):
         inner: Optimizer,
         model: UserModel,
         plan: Plan,
-        open_steps: Callable[[UserModel, UpdateRule], LoopSteps],
+        open_steps: Callable[[UserModel, PrivateOptimizer], LoopSteps],
         *,
         schedule: Sequence[HyperParameters] | None = None,
         num_pieces: int = 1,
@@ -665,7 +665,7 @@ class PrivateOptimizer(Optimizer):
         raise CornError("a copy would release with the same noise: keep optimizer.state_dict()")
 
     def take_step(self, released: Tensor) -> Tensor:
-        """See ``UpdateRule``: the user's optimizer steps along a release, or their average."""
+        """Return the model after the user's step along a release, or the average of all."""
         self._model.set_gradient(released)
         self._inner.step()
         self._now.rule = copy_rule(self._inner)
@@ -674,11 +674,11 @@ class PrivateOptimizer(Optimizer):
         return self._model.read()
 
     def save(self) -> dict[str, Tensor]:
-        """See ``UpdateRule``."""
+        """Return what the optimizer keeps between steps."""
         return save_state(self._inner)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """See ``UpdateRule``."""
+        """Go on with what another agent's optimizer keeps, or raise ``InvalidArgumentError``."""
         self._inner.state = restore_state(self._inner, state)
         self._now.rule = copy_rule(self._inner)
 

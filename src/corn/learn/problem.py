@@ -117,19 +117,13 @@ arrays, or data frames and columns of pandas."""
 class TrainingProblem:
     """A task and the data it is trained and measured on.
 
-    Attributes:
-        task: model and loss.
-        data: the training samples of every agent, not yet prepared for the task.
-        parts: more samples to measure on, by ``validation`` and ``test``.
-        public_parts: the names in ``parts`` that are public: known to all agents, and no agent's
-            own. Measurements on private samples are private.
-        private_notes: facts about the data of single agents, for their owners alone.
-        schema: the public schema of files; None for data of other sources.
-        description: the public choice, columns, classes, bounds and split of the data, which
-            agents compare.
-        simulation: why a run on this data is a simulation, whose ε is no promise, in a clause;
-            empty if it is none. The samples of one agent must not depend on those of others.
-        is_dealt_out: whether the rows of one common file were divided between agents.
+    ``data`` has the training samples of all agents, not yet prepared, and ``parts`` more samples to
+    measure on, by ``validation`` and ``test``: those in ``public_parts`` are known to all agents,
+    and measurements on others are private. ``private_notes`` are for the owners of the data alone.
+    ``description`` is the public choice, columns, classes, bounds and split of the data, which
+    agents compare. ``simulation`` says in a clause why the ε of a run on this data is no promise:
+    the samples of one agent must not depend on those of others. ``is_dealt_out``: whether the rows
+    of one common file were divided between agents.
     """
 
     task: Task

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from corn.privacy import ClippedQuery
 from corn.topology import Network
 
 if TYPE_CHECKING:  # tasks clip samples with the functions of this module
+    from corn.learn.own_loop import PrivateOptimizer
     from corn.learn.tasks import Task
     from corn.learn.tasks.protocol import Gradients
 
@@ -233,19 +234,6 @@ def take_half_step(
     return half
 
 
-class UpdateRule(Protocol):
-    """A rule of the caller for steps; it must see releases and public models alone."""
-
-    def take_step(self, released: Tensor) -> Tensor:
-        """Return the half step along a released gradient, or the average of all agents'."""
-
-    def save(self) -> Mapping[str, Tensor]:
-        """Return what the rule keeps between steps."""
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on with what another agent's rule keeps; raise ``InvalidArgumentError`` otherwise."""
-
-
 @final
 class AgentStepper:
     """One agent's steps, without the messages: ``begin``, ``clip``, ``release…``, ``finish``.
@@ -264,7 +252,7 @@ class AgentStepper:
         *,
         num_parameters: int = 0,
         momentum: float = 0.0,
-        update: UpdateRule | None = None,
+        update: PrivateOptimizer | None = None,
     ) -> None:
         # In float64, so that the true norm is at most C (docs/floats.md).
         self._clip = torch.tensor([query.clip], dtype=torch.float64)

@@ -62,20 +62,11 @@ _LAYERS: dict[str, tuple[str, ...]] = {
 class ModelPromise:
     """The promise about the data that a model was trained on.
 
-    Attributes:
-        epsilon: the largest ε that any agent was promised; None without noise.
-        epsilon_least: the smallest.
-        delta: the largest δ.
-        unit: ``agent`` or ``sample``.
-        protects: the data that is protected, in words.
-        clipping: what is clipped, how samples are drawn, and which data sets are neighbours.
-        relation: the last of these by itself, see ``ClippedQuery``; None without noise.
-        adversary: against whom.
-        num_steps: T of the budget.
-        num_agents: the number of agents.
-        mechanism: the name of the mechanism.
-        plan: the fingerprint of the plan; empty without one.
-        simulation: why ε is simulated, and no promise; empty if it is one.
+    ``epsilon`` and ``delta`` are the largest that any agent was promised, ``epsilon_least`` the
+    smallest; None without noise. ``unit`` is ``agent`` or ``sample``, ``protects`` that in words.
+    ``clipping`` says what is clipped, how samples are drawn, and which data sets are neighbours;
+    ``relation`` is the last of these by itself, see ``ClippedQuery``. ``plan`` is its fingerprint,
+    and ``simulation`` says why ε is simulated, and no promise; both may be empty.
     """
 
     epsilon: float | None
@@ -160,16 +151,11 @@ class ModelPromise:
 class TrainedModel:
     """A trained model with everything that its use needs.
 
-    Attributes:
-        state_dict: weights by the names of a plain ``torch.nn.Module``.
-        layers: the module's layers as plain data; None for a class of the user's own.
-        input_shape: the shape of one encoded sample.
-        output: the meaning of the module's outputs.
-        classes: the names of the classes in order of the outputs; None for numbers.
-        preprocessing: the public schema by which a table becomes inputs; None if the data were no
-            files.
-        promise: ε, δ, unit, clipping, adversary and plan.
-        description: the model in one line.
+    ``state_dict`` has weights by the names of a plain ``torch.nn.Module``, ``layers`` its layers as
+    plain data; None for a class of the user's own. ``input_shape`` is that of one encoded sample,
+    ``output`` the meaning of outputs, ``classes`` their names in order; None for numbers.
+    ``preprocessing`` is the public schema by which a table becomes inputs, ``promise`` has ε, δ,
+    unit, clipping, adversary and plan.
     """
 
     state_dict: Mapping[str, Tensor] = field(repr=False)
