@@ -145,10 +145,9 @@ class AgentData:
             # Checked agent by agent: equal totals could hide samples with another agent's targets.
             require_length(f"targets of agent {agent}", len(pair[1]), len(pair[0]), per="sample")
             for name, values, first in zip(("inputs", "targets"), pair, parts[0], strict=True):
-                rule = f"of one shape for all agents, {tuple(first.shape[1:])} for agent 0"
-                shape = tuple(values.shape[1:])
-                is_same = values.shape[1:] == first.shape[1:]
-                require(is_same, name, rule, f"{shape} of agent {agent}")
+                usual, own = tuple(first.shape[1:]), tuple(values.shape[1:])
+                rule = f"of one shape for all agents, {usual} for agent 0"
+                require(own == usual, name, rule, f"{own} of agent {agent}")
         inputs, targets = (torch.cat(own) for own in zip(*parts, strict=True))
         offsets = np.cumsum([0, *(len(own) for own, _ in parts)])
         return cls(inputs, targets, tuple(offsets.tolist()))

@@ -30,11 +30,9 @@ ModelName: TypeAlias = Literal["linear", "network", "cnn"]
 
 WORKLOADS: tuple[str, ...] = get_args(WorkloadName)
 
+# As in the paper's experiments.
 PAPER_PARTITION = "dirichlet:10"
-"""The partition of samples over agents in the paper's experiments."""
-
 USUAL_BATCH_SIZE = 128
-"""Samples per mini-batch in the paper's experiments."""
 
 
 def usual_schedule(workload: str) -> ScheduleName:
@@ -83,10 +81,8 @@ MNIST = DownloadableDataset(
 )
 
 DOWNLOADABLE = {dataset.name: dataset for dataset in (A9A, MNIST)}
-"""The data sets that ``corn data get`` downloads."""
-
+# They come with scikit-learn or are drawn, and need no download.
 EMBEDDED = ("breast-cancer", "digits", "synthetic")
-"""The data sets that come with scikit-learn or are drawn, and need no download."""
 
 
 def cache_directory(directory: Path | str | None = None) -> Path:

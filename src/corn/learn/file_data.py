@@ -60,11 +60,8 @@ _MOST_CLASSES = 1000
 _FOLDER = "folder"
 _READ_CLASSES = "the list of classes was read from the data, and no ε covers that"
 
-AGENT_FIELD = "{agent}"
-"""The part of a path that stands for an agent's number."""
-
-SITE_FIELD = "{site}"
-"""The part of a path that stands for an agent's name."""
+# The parts of a path that stand for an agent's number and its name.
+AGENT_FIELD, SITE_FIELD = "{agent}", "{site}"
 
 
 def read_file(path: Path) -> DataFile:

@@ -28,12 +28,12 @@ OptimizerFactory: TypeAlias = Callable[[list[nn.Parameter]], Optimizer]
 
 OptimizerName: TypeAlias = Literal["sgd", "adam", "adamw"]
 
+# None is the step of Algorithm 1, with its own momentum.
 NAMED_OPTIMIZERS: dict[OptimizerName, OptimizerFactory | None] = {
     "sgd": None,
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
 }
-"""Optimizers by name; None is the step of Algorithm 1, with its own momentum."""
 
 
 @final
@@ -149,8 +149,8 @@ def tabulate_schedule(
     groups: Any = [{**own, "params": [torch.zeros(1)]} for own in copy_groups(optimizer)]
     stand_in = _StandIn(groups, optimizer.defaults)
     scheduler = factory(stand_in)
-    is_plateau = isinstance(scheduler, ReduceLROnPlateau)
-    is_own = not is_plateau and getattr(scheduler, "optimizer", None) is stand_in
+    is_own = getattr(scheduler, "optimizer", None) is stand_in
+    is_own = is_own and not isinstance(scheduler, ReduceLROnPlateau)
     rule = "a scheduler of torch for the given optimizer, by step numbers alone"
     require(is_own, "schedule", rule, type(scheduler).__name__)
     table = []

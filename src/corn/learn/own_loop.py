@@ -784,7 +784,7 @@ class LoopData:
                     # Copied: a function that changes samples in place must find them as they were.
                     batches.append(self.collate(copy.deepcopy([changed, *rest])))
             # Clipping a sample would not bound its influence on rows of others.
-            is_own = _keeps_others(*batches, _COLLATE_SAMPLES)
+            is_own = _keeps_others(batches[0], batches[1], _COLLATE_SAMPLES)
             rule = "one that puts samples along the first dimension, each row from its own sample"
             found = "rows that other samples change, as in mixup"
             require(is_own, "collate_fn", rule, found, advice="use unit='agent'")

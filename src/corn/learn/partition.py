@@ -16,15 +16,12 @@ from numpy.typing import ArrayLike
 
 from corn.checks import FloatArray, IntArray, require, require_count, require_in_range
 
+# The fraction of all samples for tests, and of the others to measure models while they train.
 TEST_FRACTION = 0.2
-"""The fraction of all samples that models are tested on."""
-
 VALIDATION_FRACTION = 0.1
-"""The fraction of the other samples that measures a model while it trains."""
 
 AgentRows: TypeAlias = list[IntArray]
-"""The row numbers of each agent's samples: disjoint, complete, and, unless stated otherwise, at
-least one per agent."""
+"""The row numbers of each agent's samples: disjoint and complete."""
 
 
 @dataclass(frozen=True, eq=False)

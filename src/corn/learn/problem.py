@@ -238,7 +238,7 @@ def read_samples(source: DataSource, *, of: str = "the data set") -> Samples:
     return inputs, targets
 
 
-def take_dataset(source: TorchDataset[Any] | DataLoader[Any]) -> Any:
+def take_dataset(source: Any) -> Any:
     """Return a data set, or that of a loader, from all of which CorN can draw by number."""
     is_loader = isinstance(source, DataLoader)
     dataset = source.dataset if is_loader else source

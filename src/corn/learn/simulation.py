@@ -350,9 +350,8 @@ def _check_trials(
     require(len(kinds) <= 1, "all mechanisms", rule, "; and ".join(found))
     queries = next(iter(kinds.values()), ())
     batch_size = queries[0].batch_size if queries else None
-    is_counted = batch_size in (None, settings.batch_size)
     rule = f"{batch_size}, for which privacy was counted"
-    require(is_counted, "batch_size", rule, settings.batch_size)
+    require(batch_size in (None, settings.batch_size), "batch_size", rule, settings.batch_size)
     return queries
 
 

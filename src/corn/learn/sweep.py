@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -170,10 +171,8 @@ class SweepLoop:
             for s, seed in enumerate(settings.seeds)
             for v, trial in enumerate(self.trials)
         }
-        names = list(self._runs.values())
-        repeated = sorted(
-            {f"{own[0]}, step size {own[1]}" for own in names if names.count(own) > 1}
-        )
+        counts = Counter(f"{name}, step size {size}" for name, size in map(name_of, self.trials))
+        repeated = sorted(name for name, count in counts.items() if count > 1)
         require(not repeated, "trials", "different in name or step size", "; ".join(repeated))
         data, self._parts = problem.place(settings, max_train_samples=self.max_train_samples)
         self._steps = choose_evaluation_steps(self.evaluate_at, settings.num_steps)

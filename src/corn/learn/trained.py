@@ -43,9 +43,8 @@ _MAX_BYTES = 1 << 24
 _DAMAGE = AttributeError, EOFError, LookupError, OverflowError, RuntimeError, TypeError, ValueError
 
 OutputKind: TypeAlias = Literal["logit", "logits", "number", "own"]
-"""``logit``: that of the second of two classes; ``logits``: one for each class; ``number``: a
-prediction, scaled as the target; ``own``: of a loss of the user's own, whose meaning is not known.
-"""
+"""``logit`` is that of the second of two classes, ``number`` is scaled as the target, and ``own``
+is of a loss of the user's own."""
 
 _LAYERS: dict[str, tuple[str, ...]] = {
     "Linear": ("in_features", "out_features"),

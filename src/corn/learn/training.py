@@ -212,7 +212,6 @@ def load_parameters(model: nn.Module, vector: Tensor) -> nn.Module:
 
 
 MECHANISMS_TO_COMPARE = ("corn", "decor", "ldp", "central", "none")
-"""CorN, two mechanisms without a server, a trusted server, and no noise."""
 
 
 def compare(

@@ -97,7 +97,6 @@ class Comparison:
         """Mechanisms whose best step size is an end of those tried, if several were."""
         ends: dict[str, GridEnd] = {}
         for name, schedule in self.schedules.items():
-            # By the first step size: schedules of a grid differ in nothing else.
             mine = [own.schedule for own in self.result.trials if own.mechanism.name == name]
             tried = sorted(own.initial for own in mine)
             if len(tried) > 1 and schedule.initial in (tried[0], tried[-1]):
@@ -323,7 +322,7 @@ def expect_place(
     )
     # A schedule that falls begins as much higher as its average over the steps is lower.
     shape = make_schedule(1.0, schedule)
-    mean = float(np.mean([shape.at(step, num_steps) for step in range(1, num_steps + 1)]))
+    mean = float(np.mean([shape.at(step + 1, num_steps) for step in range(num_steps)]))
     return nearest_place(expected / mean)
 
 
@@ -364,16 +363,11 @@ def price_tuning(result: Result) -> TuningPrice | None:
     """
     if result.status == "interrupted":
         raise InvalidArgumentError("an interrupted result cannot be priced")
-    budgets = {
-        own.mechanism: own.mechanism.budget
-        for own in result.trials
-        if own.mechanism.budget is not None and not own.mechanism.is_central
-    }
+    every = [own.mechanism for own in result.trials for _ in result.seeds]
+    budgets = {own: own.budget for own in every if own.budget is not None and not own.is_central}
     if not budgets:
         return None
-    runs = [
-        own.mechanism for own in result.trials for _ in result.seeds if own.mechanism in budgets
-    ]
+    runs = [own for own in every if own in budgets]
     # Agents with the same promises differ in their noise only, and the least counts.
     alike: dict[tuple[object, ...], list[int]] = {}
     for agent in range(runs[0].precision.size):

@@ -326,9 +326,10 @@ class _Call:
         tensors = [x for x in self._outputs if isinstance(x, Tensor)]
         for x in tensors:
             if x.dim() and len(x) != 1:
-                rule = "tensors with samples along their first dimension"
-                advice = "use batch_first=True, and squeeze(dim)"
-                require(False, "outputs of the module", rule, tuple(x.shape), advice=advice)
+                raise InvalidArgumentError(
+                    "outputs of the module must have samples along their first dimension, found "
+                    f"shape {tuple(x.shape)} for one: use batch_first=True, and squeeze(dim)"
+                )
         return tuple(x.squeeze(0) if x.dim() else x for x in tensors)
 
     def assemble(self, outputs: Sequence[Tensor]) -> Any:

@@ -337,9 +337,7 @@ class ModuleTask:
             warnings.warn(f"{type(self._model).__name__} runs {text}", CornWarning, stacklevel=2)
 
     def _require_mean(self, vector: Tensor, X: Tensor, y: Tensor, total: Tensor) -> None:
-        found = f"shape {tuple(total.shape)}"
-        advice = "try reduction='mean'"
-        require(total.shape == (), "loss", "one number, the mean", found, advice=advice)
+        require(total.shape == (), "loss", "one number, the mean", f"shape {tuple(total.shape)}")
         # A sum would scale gradients. A model that mixes samples has neither, and is accepted.
         alone = torch.stack([self._sample_loss(vector, *pair) for pair in zip(X, y, strict=True)])
         # State, such as a running mean of targets, would carry one sample into others' gradients.
@@ -348,7 +346,7 @@ class ModuleTask:
             raise InvalidArgumentError("model and loss must not keep state between calls")
         is_mean = torch.isclose(total, alone.mean(), rtol=1e-3)
         is_sum = not is_mean and torch.isclose(total, alone.sum(), rtol=1e-3)
-        require(not is_sum, "loss", "the mean over the batch", "the sum", advice=advice)
+        require(not is_sum, "loss", "the mean over the batch", "the sum")
 
     def _find_obstacle(self, vector: Tensor, X: Tensor, y: Tensor) -> str:
         """Return the error of a module that runs alone but not vectorised; empty if it runs."""
