@@ -1,10 +1,4 @@
-"""Learning: DSGD with clipped, noisy gradients, batched over agents, mechanisms and seeds.
-
-- ``train``: your own model, loss and per-agent data sets; ``compare``: several mechanisms.
-- ``Workload``, ``tune``, ``run_sweep``: the paper's tasks, many runs at once.
-- ``Mechanism``: noise under a budget; ``Trial``: a mechanism with a step-size schedule.
-- ``Clipping``, ``LocalRule``, ``MixingRule``: replaceable parts of an update.
-"""
+"""Learning: DSGD with clipped, noisy gradients, batched over agents, mechanisms and seeds."""
 
 from __future__ import annotations
 

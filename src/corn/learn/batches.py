@@ -235,7 +235,7 @@ class BatchSampler:
         if is_poisson:
             self._most = int((MOST_SAMPLES + 1) * self._batch_size) + 2000
         if self._divisor is not None:
-            advice = f"sums of {self._most:,} clipped samples are too inaccurate even in float64"
+            advice = f"sums of {self._most:,} clipped samples are too inaccurate"
             fits = self._most <= _MOST_SUMMED
             require(fits, "batch_size", "smaller", f"{self._divisor:,}", advice=advice)
         self._limits: FloatArray | None = None

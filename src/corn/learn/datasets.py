@@ -147,9 +147,6 @@ def _decompress(content: bytes) -> bytes:
 
 Float32Array: TypeAlias = NDArray[np.float32]
 
-_A9A_FEATURES = 123
-_SYNTHETIC_ROWS, _SYNTHETIC_FEATURES = 200_000, 20
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
@@ -176,7 +173,7 @@ def load_dataset(name: str, *, directory: Path | str | None = None) -> Dataset:
 
 
 def _load_a9a(place: Path) -> Dataset:
-    parts = [read_libsvm(place / file, num_features=_A9A_FEATURES) for file in A9A.files]
+    parts = [read_libsvm(place / file, num_features=123) for file in A9A.files]
     inputs = np.concatenate([features for features, _ in parts])
     labels = np.concatenate([labels for _, labels in parts])
     return Dataset(inputs, (labels > 0).astype(np.int64), 2)
@@ -212,9 +209,9 @@ def _draw_synthetic(_: Path) -> Dataset:
     """Draw labels from logistic regression on normal features, always the same."""
     # A fixed seed: agents in several processes must draw the same rows.
     random = np.random.default_rng(0)
-    inputs = random.standard_normal((_SYNTHETIC_ROWS, _SYNTHETIC_FEATURES), dtype=np.float32)
-    logits = inputs @ random.standard_normal(_SYNTHETIC_FEATURES, dtype=np.float32)
-    targets = random.random(_SYNTHETIC_ROWS) < 1 / (1 + np.exp(-logits))
+    inputs = random.standard_normal((200_000, 20), dtype=np.float32)
+    logits = inputs @ random.standard_normal(20, dtype=np.float32)
+    targets = random.random(200_000) < 1 / (1 + np.exp(-logits))
     return Dataset(inputs, targets.astype(np.int64), 2)
 
 

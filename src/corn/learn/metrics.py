@@ -23,9 +23,8 @@ Row: TypeAlias = dict[str, str | int | float]
 Samples: TypeAlias = tuple[Tensor, Tensor]
 PARTS = ("train", "validation", "test")
 
-_MOST_MEASURED = 1000  # agents, of whom all are scored
-_MEASURED_OF_MORE = 200  # scoring all would take longer than training them
-
+# All of so many agents are scored; scoring all of more would take longer than training them.
+_MOST_MEASURED, _MEASURED_OF_MORE = 1000, 200
 _NUM_EVALUATIONS = 20
 
 COLUMNS = (

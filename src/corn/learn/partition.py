@@ -83,10 +83,6 @@ def partition_samples(spec: str, labels: ArrayLike, num_agents: int, *, seed: in
       gives agents few labels and uneven sizes. The paper uses α = 10. An agent without any sample
       gets one from the agent with the most.
     - shards: samples are sorted by label and cut into k equal shards for each agent.
-
-    >>> parts = partition_samples("dirichlet:1", [0, 0, 0, 1, 1, 1], 2, seed=0)
-    >>> sorted(np.concatenate(parts).tolist())
-    [0, 1, 2, 3, 4, 5]
     """
     found = np.asarray(labels)
     require(found.ndim == 1, "labels", "one number per sample", f"shape {found.shape}")

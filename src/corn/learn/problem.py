@@ -230,10 +230,8 @@ def read_samples(source: DataSource, *, of: str = "the data set") -> Samples:
         require(has_some, f"{name} of {of}", "at least one sample", shape)
         broken = torch.nonzero(~torch.isfinite(values)).tolist()
         if broken:
-            raise InvalidArgumentError(
-                f"{name} of {of} must be finite, found {values[tuple(broken[0])].item()} in row "
-                f"{broken[0][0]}, counted from 0"
-            )
+            value, row = values[tuple(broken[0])].item(), broken[0][0]
+            raise InvalidArgumentError(f"{name} of {of} must be finite, found {value} in row {row}")
     require_length(f"targets of {of}", len(targets), len(inputs), per="sample")
     return inputs, targets
 
@@ -274,10 +272,8 @@ def _require_pair(item: Any, of: str) -> tuple[Any, Any]:
     # A tensor with two entries could be unpacked too, but is not a pair of inputs and targets.
     if not isinstance(item, tuple | list) or len(item) != 2:
         found = f"{len(item)} parts" if isinstance(item, tuple | list) else type(item).__name__
-        raise InvalidArgumentError(
-            f"data of {of} must be a pair of inputs and targets, or items that are such pairs, "
-            f"found {found}: for a model without targets give the inputs twice"
-        )
+        rule = "a pair of inputs and targets, or items that are such pairs"
+        raise InvalidArgumentError(f"data of {of} must be {rule}, found {found}")
     return item[0], item[1]
 
 

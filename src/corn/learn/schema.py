@@ -66,11 +66,6 @@ class Column:
     each of its public categories. ``bounds`` of numbers and dates scale to [−1, 1], and values
     outside count as the nearest bound. The constant ``missing`` stands for a missing value, which
     without one is an error, and of a category has zeros in all indicators.
-
-    >>> from pyarrow import chunked_array
-    >>> cells = chunked_array([["b", "?", "c"]])
-    >>> Column("ward", "category", categories=("a", "b")).read(cells, Findings()).tolist()
-    [[0.0, 1.0], [0.0, 0.0], [0.0, 0.0]]
     """
 
     name: str

@@ -182,10 +182,6 @@ def release(gradient: Tensor, factor: Tensor, noise: Tensor, grid: Tensor) -> Te
     The result depends on the gradient through the noisy sum alone, without the sum's low-order
     bits, which would reveal the gradient's own rounding (Mironov 2012). Where the grid is 0, the
     sum is returned unrounded, for comparisons that protect nobody.
-
-    >>> g, f, v, grid = torch.tensor([[0.6], [0.5], [1.1], [0.5]], dtype=torch.float64)
-    >>> release(g, f, v, grid).tolist()
-    [1.5]
     """
     # The grid is a power of two, so dividing and multiplying by it are exact: rint alone rounds.
     total = torch.mul(gradient, factor).add_(noise)

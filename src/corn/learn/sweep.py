@@ -218,8 +218,7 @@ class SweepLoop:
             parameters[s, :, v] = math.nan
         n = self.network.num_agents
         scored = len(choose_measured(n))
-        note = f"Scores of own models are of {scored} agents at equal distances, of {n:,}."
-        is_noted = scored < n and self.network.mixing != "sum"
+        notes = [f"Scores of own models are of {scored} agents at equal distances, of {n:,}."]
         counts = self._simulation.num_broken
         return Result(
             trials=tuple(self.trials),
@@ -230,7 +229,7 @@ class SweepLoop:
             num_steps=self.step,
             status="complete" if complete else "interrupted",
             stopped={self._runs[run]: why for run, why in self._stopped.items()},
-            notes=(note,) if is_noted else (),
+            notes=tuple(notes if scored < n and self.network.mixing != "sum" else ()),
             simulation=self._simulated,
             private_notes=tuple(
                 f"{', '.join(map(str, name))}: {int(counts[run])} gradients were not finite and "

@@ -373,10 +373,8 @@ def predict_table(model: TrainedModel, path: Path) -> Predictions:
     from corn.learn.file_data import read_file
 
     if not (model.preprocessing or {}).get("columns"):
-        raise FileFormatError(
-            f"{path}: predictions need a model of tables with named columns (--data), found "
-            f"{model.description}"
-        )
+        found = model.description
+        raise FileFormatError(f"{path}: needs a model of tables with named columns, found {found}")
     schema = read_schema(model.preprocessing)
     is_whole = schema.classes == (model.classes or ())
     if not is_whole or model.input_shape != (len(schema.features),):

@@ -106,8 +106,7 @@ def train(
     is_name = isinstance(mechanism, str)
     if isinstance(source, Plan):
         # A plan was checked as a whole: another budget or other noise would void its promise.
-        is_default = is_name and mechanism == "corn"
-        if any((budget, not is_default, threat, objective is not None)):
+        if any((budget, mechanism != "corn", threat, objective is not None)):
             raise InvalidArgumentError(
                 "budget, mechanism, threat and objective must be those of the plan: leave them out"
             )
@@ -137,11 +136,10 @@ def train(
     if plan is None and budget is not None:
         designed = make_mechanisms([mechanism], network, budget, objective=target, threat=threat)
         (made,) = _forget_kappa(designed, given)
-    usual = {} if plan is None else {"cooldown_steps": plan.cooldown_steps, "dtype": plan.dtype}
-    keys = "secret" if secure else "none"
-    settings = _make_settings(
-        {**usual, "noise_keys": keys, **given}, network, made.budget or budget, target
-    )
+    usual: dict[str, Any] = {"noise_keys": "secret" if secure else "none"}
+    if plan is not None:
+        usual |= {"cooldown_steps": plan.cooldown_steps, "dtype": plan.dtype}
+    settings = _make_settings({**usual, **given}, network, made.budget or budget, target)
     problem = make_problem(task, datasets, network.agent_names, validation=validation, test=test)
     if step_size is None:
         optimizer = settings.optimizer

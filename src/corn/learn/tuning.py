@@ -105,12 +105,10 @@ class Comparison:
 
     @cached_property
     def summary(self) -> dict[str, dict[str, object]]:
-        """Scores, ε and adversary of each mechanism, by its name.
+        """Scores, ε and adversary of each mechanism, by its name, without what was not measured.
 
-        Scores that were not measured are left out, and all scores of a mechanism whose every run
-        broke down (its step size is None). For the quadratic task the optimality gap is added.
-        ``intervals`` are half widths; ``differences`` are pairs of a mean and a half width, paired
-        with `reference`.
+        ``intervals`` are half widths; ``differences`` are pairs of a mean and a half width, with
+        `reference`. For the quadratic task the optimality gap is added.
         """
         # For the steps that were run, which are fewer than planned after an interruption.
         num_steps = self.result.num_steps

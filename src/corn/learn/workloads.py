@@ -30,7 +30,6 @@ from corn.learn.tasks import (
 )
 
 _HIDDEN = 32
-_MODEL_SEED = 0
 
 
 def make_named_task(
@@ -78,7 +77,7 @@ def _load_task(spec: str, input_shape: tuple[int, ...], num_classes: int | None)
     num_outputs = 1 if num_classes is None else num_classes
     # Agents must start from one model, so it is drawn from a public seed.
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_MODEL_SEED)
+        torch.manual_seed(0)
         made: Any = make(input_shape, num_outputs)
     usual = functional.mse_loss if num_classes is None else functional.cross_entropy
     model, loss = made if isinstance(made, tuple) and len(made) == 2 else (made, usual)
