@@ -80,8 +80,8 @@ def check_clipping(rule: Clipping, num_parameters: int) -> None:
     first, other = torch.randn(2, 1, 1, num_parameters, generator=generator)
     clip = torch.ones(1)
     made, _, again = (_apply(rule, values, clip) for values in (first, other, first))
-    rule, found = "a function without memory", "other values for the same gradient"
-    require(torch.equal(made, again), "clipping", rule, found)
+    kind, found = "a function without memory", "other values for the same gradient"
+    require(torch.equal(made, again), "clipping", kind, found)
 
 
 def _apply(rule: Clipping, values: Tensor, clip: Tensor) -> Tensor:
