@@ -173,7 +173,7 @@ class KeyedNoise:
 @final
 @dataclass(eq=False, repr=False)
 class NoiseShare:
-    """One agent's share of the noise; by default the offset of the grid follows from the nonce."""
+    """One agent's share of the noise, under a ``nonce`` for which none was drawn before."""
 
     plan: Plan
     agent: int
@@ -181,7 +181,7 @@ class NoiseShare:
     _: KW_ONLY
     nonce: bytes
     num_parameters: int
-    offset_seed: bytes | None = None
+    offset_seed: bytes | None = None  # for a single release; by default the nonce
     # Noise is drawn in float64 whatever the model's type: the grid's proof assumes it.
     _values: Tensor | None = field(default=None, init=False)
     _prepared: int | None = field(default=None, init=False)

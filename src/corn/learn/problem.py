@@ -140,6 +140,7 @@ class TrainingProblem:
         """Return the problem with the reason why a run under a budget is a simulation, if it is."""
         if self.simulation or not self.is_dealt_out or len(set(budget.promises)) == 1:
             return self
+        # One promise and one rate cover that: releases together move by at most 2C/B.
         reason = (
             "one file is divided between agents with different promises or rates, and a changed "
             "row may move from one to another"
@@ -230,7 +231,7 @@ def read_samples(source: DataSource, *, of: str = "the data set") -> Samples:
         require(has_some, f"{name} of {of}", "at least one sample", shape)
         broken = torch.nonzero(~torch.isfinite(values)).tolist()
         if broken:
-            value, row = values[tuple(broken[0])].item(), broken[0][0]
+            value, row = values[tuple(broken[0])].item(), f"{broken[0][0]}, counted from 0"
             raise InvalidArgumentError(f"{name} of {of} must be finite, found {value} in row {row}")
     require_length(f"targets of {of}", len(targets), len(inputs), per="sample")
     return inputs, targets
