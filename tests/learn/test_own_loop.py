@@ -620,9 +620,9 @@ CHANGES: list[tuple[Callable[[PrivateTraining, Tensor], None], str]] = [
     (write_momentum, "state must not change"),
     (add_to_momentum, "state must not change"),
     (add_state, "state must not change"),
-    (follow_loss, "schedule=…"),
-    (change_decay, "schedule=…"),
-    (drop_parameter, "schedule=…"),
+    (follow_loss, r"schedule=….*public_change\(\)"),
+    (change_decay, r"schedule=….*public_change\(\)"),
+    (drop_parameter, r"schedule=….*public_change\(\)"),
     (set_gradient, r"must come from optimizer\.mean"),
 ]
 
@@ -669,6 +669,22 @@ def test_the_optimizer_forgets_moments_of_before() -> None:
     cross_entropy(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
     inner.step()
     assert not open_loop(module=model, optimizer=inner).optimizer.state
+
+
+def test_changes_that_the_caller_declares_public_are_allowed() -> None:
+    private = open_loop()
+    _, optimizer, _ = private
+    plateau = ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+    for _ in range(3):
+        take_step(private, *next(iter(private.data_loader)))
+        with optimizer.public_change():
+            plateau.step(1.0)
+    assert optimizer.param_groups[0]["lr"] < RATE
+    with pytest.raises(CornError, match="found other ones"), optimizer.public_change():
+        optimizer._inner.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+    scheduled = open_loop(schedule=lambda own: StepLR(own, 1))
+    with pytest.raises(CornError, match="use either"), scheduled.optimizer.public_change():
+        pass
 
 
 def test_schedules_follow_steps() -> None:

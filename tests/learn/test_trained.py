@@ -130,6 +130,20 @@ def test_a_flat_vector_in_a_linear_layer_is_another_classifier() -> None:
     assert not torch.equal(wrong, right)
 
 
+@pytest.mark.parametrize("num_classes", [2, 3])
+def test_linear_models_are_those_of_scikit_learn(num_classes: int) -> None:
+    model, _, (inputs, _) = make_model(LinearClassifier(4, num_classes), (4,), num_classes)
+    named = replace(model, classes=tuple("abc"[:num_classes]))
+    fitted = named.to_sklearn()
+    np.testing.assert_allclose(
+        fitted.predict_proba(inputs.double().numpy()), model.predict(inputs), atol=1e-6
+    )
+    assert set(fitted.predict(inputs.double().numpy())) <= set("abc")
+    network, _, _ = make_model(ShallowNetwork(4, 3), (4,), 3)
+    with pytest.raises(InvalidArgumentError):
+        network.to_sklearn()
+
+
 def test_json_is_enough_to_predict() -> None:
     model, _, (inputs, _) = make_model(LinearClassifier(4, 3), (4,), 3)
     content = json.loads(json.dumps(model.to_json()))

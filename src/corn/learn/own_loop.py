@@ -464,7 +464,8 @@ class PrivateOptimizer(Optimizer):
     """The user's optimizer on released gradients: clipped, with noise, rounded to the grid.
 
     Between two steps nothing else may change the parameters, the optimizer's state or
-    ``param_groups``: such a change could depend on data, and no noise would cover it.
+    ``param_groups``: such a change could depend on data, and no noise would cover it. Schedules
+    belong into ``make_private(schedule=…)``; see also :meth:`public_change`.
     """
 
     # The state is that of the user's optimizer, so the base class is not initialised.
@@ -509,7 +510,7 @@ class PrivateOptimizer(Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The parameter groups of the user's optimizer, to read."""
+        """The parameter groups of the user's optimizer, to read; see :meth:`public_change`."""
         return self._inner.param_groups
 
     @property
@@ -682,12 +683,33 @@ class PrivateOptimizer(Optimizer):
         self._inner.state = restore_state(self._inner, state)
         self._now.rule = copy_rule(self._inner)
 
+    @contextmanager
+    def public_change(self) -> Iterator[None]:
+        """Allow changes of ``param_groups`` that depend on step numbers and public data alone.
+
+        The caller declares this, and nothing can check it: a learning rate that follows from the
+        training loss, or from a score on private data, reveals it to all who see the models. In a
+        network every agent must make the same change at the same step.
+
+        ``with optimizer.public_change(): plateau.step(loss_on_public_data)``
+        """
+        if self._schedule is not None:
+            raise CornError("use either make_private(schedule=…) or optimizer.public_change()")
+        self._require_same_rule()
+        parameters, _, *state = self._now.rule
+        yield
+        found, groups, *_ = copy_rule(self._inner)
+        if found != parameters:
+            raise CornError("parameters must be given before make_private, found other ones")
+        self._now.rule = parameters, groups, *state
+
     def _require_same_rule(self) -> None:
         if not has_same_values(self._now.rule, copy_rule(self._inner)):
             raise CornError(
                 "param_groups and the optimizer's state must not change between steps, found that "
                 "they did: what depends on data is public with the models; give a schedule of the "
-                "step number as make_private(schedule=…)"
+                "step number as make_private(schedule=…), or change learning rates by public data "
+                "alone inside of optimizer.public_change()"
             )
 
     def get_epsilon(self, delta: float | None = None) -> float:

@@ -265,6 +265,24 @@ class TrainedModel:
         module.load_state_dict(own, assign=True)
         return module.eval()
 
+    def to_sklearn(self) -> Any:
+        """Return a fitted ``LogisticRegression`` with the weights of a linear classifier."""
+        from sklearn.linear_model import LogisticRegression
+
+        is_linear = self.layers is not None and [own["type"] for own in self.layers] == ["Linear"]
+        if not is_linear or self.classes is None:
+            raise InvalidArgumentError(
+                f"model must be a linear classifier for scikit-learn, found {self.description}"
+            )
+        (layer,) = self.layers or ()
+        prefix = layer["name"] and f"{layer['name']}."
+        fitted = LogisticRegression()
+        fitted.coef_ = self.state_dict[f"{prefix}weight"].double().numpy()
+        fitted.intercept_ = self.state_dict[f"{prefix}bias"].double().numpy()
+        fitted.classes_ = np.array(self.classes)
+        fitted.n_features_in_ = fitted.coef_.shape[1]
+        return fitted
+
     def predict(self, inputs: Tensor) -> FloatArray:
         """Return probabilities, shape (rows, classes), or numbers, for encoded inputs."""
         module = self.to_module()
