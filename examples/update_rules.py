@@ -1,4 +1,4 @@
-"""Replaceable parts of an update: two ways of clipping, a mixing, a local rule, and local steps."""
+"""Replaceable parts of an update: clipping, mixing, a local rule, and local steps."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -56,6 +56,12 @@ def pair_at_random(network: corn.Network, *, seed: int = 0) -> MixingRule:
         return (models + models[:, partner.to(models.device)]) / 2
 
     return mix
+
+
+def follow_graphs(*phases: tuple[int, corn.Network]) -> MixingRule:
+    """Return the rule that mixes over each network for its number of steps, then from the start."""
+    order = [torch.tensor(own.step_matrix) for count, own in phases for _ in range(count)]
+    return lambda models, step: torch.matmul(order[step % len(order)].to(models), models)
 
 
 class GradientTracking:

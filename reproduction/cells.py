@@ -186,7 +186,7 @@ class TrainingCell:
         # Only the quadratic knows its minimum, from which gaps are measured.
         minimum = getattr(problem.task, "minimum", None)
         return {
-            "notes": list(problem.notes),
+            "notes": [] if minimum is None else [problem.simulation],
             "runs": [run for result in sweeps for run in _final_runs(result, minimum)],
             "stopped": [
                 f"{', '.join(map(str, run))}: {why}"

@@ -42,7 +42,7 @@ def test_files_of_a_folder_are_copied_to_the_cache(corn: Runner, tmp_path: Path)
     ("arguments", "exit_code", "message"),
     [
         (["get", "cifar"], 1, "must be one of a9a, mnist"),
-        (["get", "digits"], 1, "digits comes with CorN"),
+        (["get", "digits"], 1, "one of a9a, mnist"),
         (["get"], 1, "must be one of a9a, mnist"),
         (["get", "a9a", "/nowhere"], 1, "must be a directory with a file a9a"),
         (["remove"], 2, "remove"),

@@ -97,7 +97,7 @@ def test_names_stand_for_files(corn: Runner, tmp_path: Path) -> None:
     (tmp_path / "g.edges").write_text("../north south\nsouth hill\n")
     refused = corn("train", *options, *data, tmp_path / "{site}.csv")
     assert refused.exit_code == 1
-    assert "without / and" in refused.stderr
+    assert "use {agent}, as the name" in refused.stderr
 
 
 def test_a_graph_with_names_says_which_site_has_which_links(tmp_path: Path) -> None:

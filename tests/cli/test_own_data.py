@@ -40,7 +40,7 @@ def test_training_on_own_files(corn: Runner, clinics: Path) -> None:
     assert facts["tuning"]["data_is_private"], "runs on the user's own data are not free"
 
 
-OUTSIDE = "column 'dose' has values outside public bounds, 30 in all"
+OUTSIDE = "column 'dose' has 30 values outside public bounds"
 
 
 def spoil(clinics: Path, *, dose: object = 7, ill: str = "") -> Path:

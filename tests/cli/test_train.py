@@ -52,7 +52,7 @@ def test_adam_steps_along_exact_sums(corn: Runner) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        (("--mixing", "gossip"), 1, "second moment of its own noisy releases"),
+        (("--mixing", "gossip"), 1, "optimizer needs exact sums"),
         (("--mixing", "sum", "--momentum", 0.5), 2, "belongs to --optimizer sgd"),
     ],
 )
@@ -155,10 +155,10 @@ def test_a_plan_for_more_samples_than_there_are_is_followed(corn: Runner, tmp_pa
         (["--step-size", "big"], 1, "--step-size must be numbers"),
         (["--step-size", "0"], 1, "step size must be positive"),
         (["--step-size", "0.1,0.1"], 1, "--step-size must be different numbers, found '0.1,0.1'"),
-        (["--device", "abacus"], 1, "device must be available to torch"),
+        (["--device", "abacus"], 1, "device must be one on which torch computes"),
         (["--graph", "ring:410"], 1, "num_agents must be at most 409, found 410"),
         (["--partition", "even"], 1, "partition must be iid"),
-        (["--model", "cnn"], 1, "which has no images"),
+        (["--model", "cnn"], 1, "cnn needs images"),
         (["--epsilon", "-1"], 1, "epsilon must be positive"),
         (["--out", __file__], 2, "must be a directory, found a file"),
     ],

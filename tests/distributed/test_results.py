@@ -38,7 +38,6 @@ PROBLEM = TrainingProblem(
     TASK,
     AgentData.from_parts([SAMPLES] * 3),
     {"test": SAMPLES},
-    notes=("stands in for another",),
     public_parts=("validation", "test"),
 )
 
@@ -113,7 +112,7 @@ def test_the_status_follows_from_the_steps_done(
     assert [row["step"] for row in result.rows] == [
         step for step in (0, 6, 12) if step <= max(ends)
     ]
-    assert result.notes == ("stands in for another", "agent 1: said so")
+    assert result.notes == ("agent 1: said so",)
 
 
 def test_files_that_were_cut_short_are_named(tmp_path: Path) -> None:

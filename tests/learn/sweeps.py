@@ -22,7 +22,7 @@ def make_logistic() -> TrainingProblem:
     raw = data.inputs[:, :-1]  # without the constant feature, which the problem adds
     X, y = make_samples(60, 4, 2, seed=9)
     parts = {"validation": (X[:20], y[:20]), "test": (X[20:], y[20:])}
-    return TrainingProblem(task, replace(data, inputs=raw), parts, ("a note",))
+    return TrainingProblem(task, replace(data, inputs=raw), parts)
 
 
 def sweep(*mechanisms: str, step_size: float = 0.1, **options: Any) -> Result:

@@ -58,7 +58,7 @@ def test_breast_cancer_is_standardised() -> None:
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="a9a, mnist, breast-cancer, digits"):
         load_dataset("cifar")
-    with pytest.raises(InvalidArgumentError, match="digits comes with CorN"):
+    with pytest.raises(InvalidArgumentError, match="one of a9a, mnist"):
         fetch_dataset("digits")
 
 

@@ -61,7 +61,7 @@ def server() -> Iterator[Server]:
 @pytest.fixture(autouse=True)
 def toy(monkeypatch: pytest.MonkeyPatch, server: Server) -> DownloadableDataset:
     files = {name: hashlib.sha256(CONTENT[name.removesuffix(".gz")]).hexdigest() for name in SERVED}
-    dataset = DownloadableDataset("toy", files, server.url, "a toy")
+    dataset = DownloadableDataset("toy", files, server.url)
     monkeypatch.setitem(datasets.DOWNLOADABLE, "toy", dataset)
     return dataset
 
@@ -79,7 +79,7 @@ def test_a_data_set_is_fetched_once(
 @pytest.mark.parametrize(
     ("name", "content", "break_after", "message"),
     [
-        ("plain", b"something else", None, "sha256 of the content of plain must be"),
+        ("plain", b"something else", None, "sha256 of plain must be"),
         ("packed.gz", SERVED["packed.gz"][:-9], None, "corn data get toy FOLDER"),
         ("plain", None, None, r"404.*corn data get toy FOLDER"),
         ("plain", SERVED["plain"], 200_000, "plain"),

@@ -43,7 +43,7 @@ def test_clipping_must_match_the_budget() -> None:
             Mechanism("wrong", shares, queries, BUDGET)
     with pytest.raises(InvalidArgumentError, match="both noise and the budget"):
         Mechanism("wrong", shares, BUDGET.queries)
-    with pytest.raises(InvalidArgumentError, match="a reference without a guarantee"):
+    with pytest.raises(InvalidArgumentError, match="has no guarantee"):
         Mechanism.private("none", design(NETWORK, BUDGET, mechanism="none"), BUDGET)
 
 

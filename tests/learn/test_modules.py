@@ -329,7 +329,11 @@ FROZEN = nn.Linear(3, 2).requires_grad_(False)
             "must not draw random numbers",
         ),
         (FROZEN, functional.cross_entropy, "parameters that are not frozen"),
-        (nn.BatchNorm1d(3), functional.cross_entropy, "batch normalisation, found it in 'model'"),
+        (
+            nn.BatchNorm1d(3),
+            functional.cross_entropy,
+            "batch normalisation, which mixes samples, found it in 'model'",
+        ),
         (nn.Linear(3, 2), nn.CrossEntropyLoss(reduction="none"), r"one number.*found shape \(2,\)"),
         (nn.Linear(3, 2), nn.CrossEntropyLoss(reduction="sum"), "found the sum"),
         (nn.Linear(3, 2), RunningLoss(), "must not keep state between calls"),

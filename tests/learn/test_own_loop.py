@@ -198,7 +198,7 @@ def test_batches_of_a_step_must_all_be_used() -> None:
     with pytest.raises(CornError, match="there is no gradient"):
         private.optimizer.step()
     differentiate(private, *second)
-    with pytest.raises(CornError, match="found a second one"):
+    with pytest.raises(CornError, match="one backward pass for each batch"):
         differentiate(private, *second)
     private.optimizer.step()
     differentiate(private, *next(iter(private.data_loader)))
@@ -401,11 +401,11 @@ def test_checkpoints_that_could_spend_twice_are_refused(tmp_path: Path) -> None:
     assert torch.equal(read(first.module), before)
     assert first.optimizer.position == 2
     first.data_loader.close()
-    with pytest.raises(CornError, match="only a ledger counts them"):
+    with pytest.raises(CornError, match="only that counts them"):
         make_poisson().optimizer.load_state_dict(saved)
-    with pytest.raises(CornError, match="found one that counts 0"):
+    with pytest.raises(CornError, match="only that counts them"):
         make_poisson(ledger=tmp_path / "other.ledger").optimizer.load_state_dict(saved)
-    with pytest.raises(CornError, match="under the same plan, found that of plan"):
+    with pytest.raises(CornError, match="found that of plan"):
         make_poisson(epochs=3, seed=1).optimizer.load_state_dict(saved)
     with pytest.raises(CornError, match="found that of plan none"):
         make_poisson(seed=1).optimizer.load_state_dict(first.optimizer._inner.state_dict())
@@ -469,9 +469,9 @@ def test_steps_out_of_order_are_refused() -> None:
         next(iter(loader))
     differentiate(private, *batch)
     optimizer.step()
-    with pytest.raises(CornError, match="once: every step is a release"):
+    with pytest.raises(CornError, match="of the private loader, once"):
         optimizer.step()
-    with pytest.raises(CornError, match="from the private loader itself"):
+    with pytest.raises(CornError, match="from the private loader"):
         next(iter(loader.batch_sampler))  # type: ignore[arg-type]
 
 
@@ -490,13 +490,13 @@ def test_unfit_objects_are_refused() -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"module": mixing, "optimizer": torch.optim.SGD(mixing.parameters())}, "GroupNorm(1, 3)"),
         ({"optimizer": torch.optim.LBFGS(model.parameters())}, "LBFGS"),
-        ({"schedule": torch.optim.lr_scheduler.ReduceLROnPlateau}, "which follows a loss"),
-        ({"schedule": lambda _: StepLR(sgd, 1)}, "for the optimizer that it is given"),
-        ({"optimizer": torch.optim.SGD(make_model().parameters())}, "all of them and no others"),
+        ({"schedule": torch.optim.lr_scheduler.ReduceLROnPlateau}, "found ReduceLROnPlateau"),
+        ({"schedule": lambda _: StepLR(sgd, 1)}, "for the given optimizer"),
+        ({"optimizer": torch.optim.SGD(make_model().parameters())}, "and of no others"),
         ({"data_loader": loaders()[:2]}, "one for each agent"),
         ({"data_loader": apart}, "one collate_fn"),
         ({"data_loader": loaders()[:1] * N}, "every sample once"),
-        ({"data_loader": DataLoader(Stream())}, "found a stream"),
+        ({"data_loader": DataLoader(Stream())}, "found Stream"),
         ({"data_loader": DataLoader(empty)}, "at least one sample"),  # type: ignore[arg-type]
         ({"data_loader": DataLoader(TensorDataset(torch.zeros(2, 5)))}, "some agent got none"),
         ({"module": make_model().requires_grad_(False)}, "no others, found 0 of 0"),
@@ -549,7 +549,7 @@ def mix_lists(items: Sequence[Any]) -> Any:
 
 @pytest.mark.parametrize("collate_fn", [mix_up, mix_up_sometimes, normalise, mix_lists])
 def test_collate_functions_that_mix_samples_are_refused(collate_fn: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="from its own sample alone"):
+    with pytest.raises(InvalidArgumentError, match="each row from its own sample"):
         start_with(collate_fn)
 
 
@@ -702,7 +702,7 @@ def test_schedules_follow_steps() -> None:
 LOSSES: list[tuple[Callable[[Tensor, Tensor], Any], str]] = [
     (lambda z, y: cross_entropy(z, y), r"found shape \(\): use reduction='none'"),
     (lambda z, y: cross_entropy(z, y, reduction="none")[1:], "each of the 48 samples"),
-    (lambda z, _: z.square(), "mean over each sample's own positions"),
+    (lambda z, _: z.square(), "found shape"),
     (lambda z, y: cross_entropy(z.detach(), y, reduction="none"), "without gradients"),
     (lambda z, y: cross_entropy(z, y).expand(len(z)), "its own sample alone"),
 ]
@@ -819,5 +819,5 @@ def test_a_run_gives_its_ledger_back_after_the_last_step(tmp_path: Path) -> None
 
 
 def test_a_device_that_torch_lacks_is_named() -> None:
-    with pytest.raises(InvalidArgumentError, match="device must be available"):
+    with pytest.raises(InvalidArgumentError, match="device must be one on which"):
         make_poisson(device="cuda:99")

@@ -236,7 +236,7 @@ def test_gradients_of_single_layers_are_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
     gradients = SampleGradients(model)
     first = model[0](gradients.begin(torch.randn(5, 4), 5))
-    with pytest.raises(InvalidArgumentError, match=r"call model\(inputs\)"):
+    with pytest.raises(InvalidArgumentError, match=r"outputs of model\(inputs\)"):
         gradients.take(squares(model[2](first)))
 
 
@@ -370,7 +370,7 @@ def test_losses_of_an_earlier_batch_are_refused() -> None:
     late = squares(model(shown))
     gradients.take(squares(model(shown)))
     model(gradients.begin(inputs, 5))
-    with pytest.raises(InvalidArgumentError, match=r"call model\(inputs\)"):
+    with pytest.raises(InvalidArgumentError, match=r"outputs of model\(inputs\)"):
         gradients.take(late)
 
 

@@ -234,7 +234,7 @@ def test_each_agent_spends_its_own_promise() -> None:
 def test_a_secure_run_is_one_run_without_a_trace() -> None:
     with pytest.raises(InvalidArgumentError, match="seeds must be one for a run with secret keys"):
         train_small(secure=True, seeds=(0, 1))
-    with pytest.raises(InvalidArgumentError, match="which no ε covers"):
+    with pytest.raises(InvalidArgumentError, match="on_step must be None"):
         train_small(secure=True, on_step=print)
     with pytest.raises(InvalidArgumentError):
         train(

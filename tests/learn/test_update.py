@@ -23,7 +23,6 @@ from corn.learn import (
     Simulation,
     SweepSettings,
     Trial,
-    follow_graphs,
     run_sweep,
 )
 from corn.learn.batches import Batch
@@ -38,6 +37,7 @@ from examples.update_rules import (
     GradientTracking,
     LocalSteps,
     clip_layers,
+    follow_graphs,
     normalise,
     pair_at_random,
 )
@@ -305,8 +305,6 @@ def test_phases_keep_the_promise_of_the_whole_run() -> None:
 def test_what_cannot_be_accounted_for_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         simulate(**change)
-    with pytest.raises(InvalidArgumentError, match="networks with gossip"):
-        follow_graphs((1, load_network("ring:4")))
 
 
 def test_a_trace_has_every_step_of_every_run() -> None:
@@ -353,10 +351,7 @@ def remember() -> Clipping:
     [
         ("clipping", "normalise"),
         ("clipping", remember()),
-        ("clipping", clip_layers(nn.Linear(3, 9))),
-        ("clipping", lambda gradient, clip: gradient if gradient.norm() < clip else -gradient),
         ("mixing", "gossip"),
-        ("mixing", follow_graphs((1, load_network("ring:3", mixing="gossip")))),
         ("local_rule", GradientTracking()),
     ],
 )

@@ -25,11 +25,14 @@ def data(
             print_json({"name": name, "directory": where})
         print_note(f"{name} is in {where}; its checksums are correct")
         return
-    known = {name: (is_cached(own), own.description) for name, own in DOWNLOADABLE.items()}
-    known |= {name: (True, description) for name, description in EMBEDDED.items()}
+    known = {name: is_cached(own) for name, own in DOWNLOADABLE.items()}
+    known |= dict.fromkeys(EMBEDDED, True)
     if json:
-        listed = [{"name": n, "present": p, "description": d} for n, (p, d) in known.items()]
+        listed = [{"name": name, "present": is_present} for name, is_present in known.items()]
         print_json({"directory": cache_directory(), "datasets": listed})
     else:
-        rows = [[n, "yes" if p else f"no: corn data get {n}", d] for n, (p, d) in known.items()]
-        print_table(f"Data sets in {cache_directory()}", ["name", "present", "content"], rows)
+        rows = [
+            [n, "yes" if is_present else f"no: corn data get {n}"]
+            for n, is_present in known.items()
+        ]
+        print_table(f"Data sets in {cache_directory()}", ["name", "present"], rows)

@@ -64,9 +64,10 @@ from corn.learn.batches import (
     require_fitting_samples,
 )
 from corn.learn.metrics import Row, Samples
+from corn.learn.own_loop import PrivateOptimizer
 from corn.learn.perturbation import NoiseShare
 from corn.learn.problem import DataSource, SweepSettings, TrainingProblem, read_samples
-from corn.learn.step import AgentStepper, UpdateRule
+from corn.learn.step import AgentStepper
 from corn.learn.sweep import catch_interruption
 from corn.learn.tasks import MeanLoss, Task
 from corn.learn.tasks.module import make_task
@@ -224,7 +225,7 @@ def run_steps(
     reports: Reports | None = None,
     requirements: Requirements | None = None,
     data: str = "",
-    update: UpdateRule | None = None,
+    update: PrivateOptimizer | None = None,
 ) -> Generator[AgentStepper, None, AgentResult]:
     """Run one agent as :func:`run_agent` does; each step yields the stepper once it has begun.
 
@@ -324,7 +325,7 @@ def prepare_work(
     problem: TrainingProblem,
     ledger: ReleaseLedger,
     *,
-    update: UpdateRule | None = None,
+    update: PrivateOptimizer | None = None,
 ) -> tuple[AgentStepper, Mapping[str, Samples], tuple[str, ...]]:
     """Return an agent's stepper, the samples to measure on, and notes for its owner."""
     # The plan's proof for floats holds up to a number of parameters and of samples.

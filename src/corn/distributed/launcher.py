@@ -503,7 +503,7 @@ def merge_results(
         rows=tuple(rows),
         num_steps=last,
         status="complete" if is_complete else "interrupted",
-        notes=(*problem.notes, *(add_names(text, names) for text in describe_notes(results))),
+        notes=tuple(add_names(text, names) for text in describe_notes(results)),
         simulation=problem.simulation,
     )
 

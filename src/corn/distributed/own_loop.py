@@ -26,9 +26,15 @@ from corn.distributed.results import AgentResult
 from corn.distributed.settings import RunSettings
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.optimizers import ScheduleFactory, tabulate_schedule
-from corn.learn.own_loop import LoopData, PrivateTraining, number_rows, open_loop
+from corn.learn.own_loop import (
+    LoopData,
+    PrivateOptimizer,
+    PrivateTraining,
+    number_rows,
+    open_loop,
+)
 from corn.learn.problem import TrainingProblem
-from corn.learn.step import AgentStepper, UpdateRule
+from corn.learn.step import AgentStepper
 from corn.learn.sweep import Interruption
 from corn.learn.user_model import UserModel
 from corn.noise import ReleaseLedger
@@ -90,7 +96,7 @@ def make_private(
         table = tabulate_schedule(optimizer, schedule, plan.budget.num_steps)
         rule += f" and schedule {hashlib.sha256(repr(table).encode()).hexdigest()[:16]}"
 
-    def open_steps(model: UserModel, update: UpdateRule) -> AgentSteps:
+    def open_steps(model: UserModel, update: PrivateOptimizer) -> AgentSteps:
         problem = TrainingProblem(model, number_rows(len(source.dataset)))
         ledgers: list[ReleaseLedger] = []
         steps = run_steps(

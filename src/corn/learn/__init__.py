@@ -1,10 +1,4 @@
-"""Learning: DSGD with clipped, noisy gradients, batched over agents, mechanisms and seeds.
-
-- ``train``: your own model, loss and per-agent data sets; ``compare``: several mechanisms.
-- ``Workload``, ``tune``, ``run_sweep``: the paper's tasks, many runs at once.
-- ``Mechanism``: noise under a budget; ``Trial``: a mechanism with a step-size schedule.
-- ``Clipping``, ``LocalRule``, ``MixingRule``: replaceable parts of an update.
-"""
+"""Learning: DSGD with clipped, noisy gradients, batched over agents, mechanisms and seeds."""
 
 from __future__ import annotations
 
@@ -52,11 +46,9 @@ if TYPE_CHECKING:
     from corn.learn.update import Clipping as Clipping
     from corn.learn.update import LocalRule as LocalRule
     from corn.learn.update import MixingRule as MixingRule
-    from corn.learn.update import follow_graphs as follow_graphs
     from corn.learn.workloads import Workload as Workload
 
-# Importing torch takes seconds, which commands such as ``corn compare`` need not wait for. So a
-# name is loaded when it is first used.
+# Importing torch takes seconds, so a name is loaded when it is first used.
 _NAMES = {
     "batches": "AgentData",
     "consortium": "load_consortium",
@@ -72,7 +64,7 @@ _NAMES = {
     "training": "compare load_parameters train",
     "trained": "ModelPromise TrainedModel load_model predict_table",
     "tuning": "Comparison TuningPrice price_tuning tune",
-    "update": "Clipping LocalRule MixingRule follow_graphs",
+    "update": "Clipping LocalRule MixingRule",
     "workloads": "Workload",
 }
 _MODULES = {

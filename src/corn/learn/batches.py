@@ -42,17 +42,13 @@ class Choices(Protocol):
 
 @final
 class SeededChoices:
-    """Choices that follow from a seed, for simulations: fast, and they protect nobody.
-
-    Runs with equal seeds use the same batches (common random numbers).
-    """
+    """Choices that follow from a seed, for simulations: they protect nobody."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
     def draw_coins(self, number: int, sizes: Sequence[int]) -> FloatArray:
         """See ``Choices``."""
-        # One draw for the samples of all agents: a generator for each would take longer.
         return np.random.default_rng([_POISSON, self._seed, number]).random(sum(sizes))
 
     def draw_order(self, agent: int, number: int, *, size: int) -> IntArray:
@@ -68,20 +64,13 @@ def round_rate_down(rate: float) -> float:
     """Return the largest multiple of 2⁻⁵³, the unit of coins, that is at most ``rate``.
 
     A coin below it then has exactly this probability, never more than the rate that was counted.
-
-    >>> round_rate_down(0.5), round_rate_down(0.1) <= 0.1
-    (0.5, True)
     """
     # Powers of two scale exactly, so that ``floor`` is the only rounding, and it is downwards.
     return math.ldexp(math.floor(math.ldexp(rate, COIN_BITS)), -COIN_BITS)
 
 
 def public_width(batch_size: int) -> int:
-    """Return a number of samples that a Poisson batch of this expected size rarely exceeds.
-
-    It follows from the batch size alone, which is public. The tail of every binomial with this mean
-    is below that of the Poisson law used here (Anderson and Samuels 1967), at most 10⁻¹².
-    """
+    """Return a width that a Poisson batch rarely exceeds (Anderson and Samuels 1967)."""
     # The width at which the normal law would stop, then as far as the exact tail asks.
     width = batch_size + int(6 * math.sqrt(batch_size))
     while pdtrc(width, batch_size) > _RARE:
@@ -90,10 +79,7 @@ def public_width(batch_size: int) -> int:
 
 
 def require_fitting_samples(budget: PrivacyBudget, sizes: Sequence[int], *, first: int = 0) -> None:
-    """Raise for more samples than the bound on floating-point errors covers; fewer are no problem.
-
-    ``first`` is the number of the first agent, for error messages.
-    """
+    """Raise for more samples, of agents from ``first`` on, than the bound on rounding covers."""
     queries = budget.queries * len(sizes) if budget.num_agents is None else budget.queries
     for agent, (query, size) in enumerate(zip(queries, sizes, strict=True), start=first):
         if query.sampling_rate is None or query.batch_size is None:
@@ -128,8 +114,7 @@ def note_large_delta(budget: PrivacyBudget, agent: int, num_samples: int) -> str
         return None
     return (
         f"the plan's δ = {write_exactly(delta)} is more than one over the number of samples here, "
-        f"{num_samples}: publishing a whole sample would satisfy it; ask for a plan with a smaller "
-        "δ, or set a limit on ε at a δ of your own with --require"
+        f"{num_samples}: publishing a whole sample would satisfy it; see --require"
     )
 
 
@@ -139,10 +124,7 @@ _MOST_SUMMED = 4 * 10**6
 
 @dataclass(frozen=True, eq=False)
 class AgentData:
-    """The samples of all agents, those of agent i in rows offsets[i] to offsets[i + 1].
-
-    ``inputs`` and ``targets`` have shape (samples, …). Every agent has at least one sample.
-    """
+    """The samples of all agents, those of agent i in rows offsets[i] to offsets[i + 1]."""
 
     inputs: Tensor
     targets: Tensor
@@ -163,10 +145,9 @@ class AgentData:
             # Checked agent by agent: equal totals could hide samples with another agent's targets.
             require_length(f"targets of agent {agent}", len(pair[1]), len(pair[0]), per="sample")
             for name, values, first in zip(("inputs", "targets"), pair, parts[0], strict=True):
-                rule = f"of one shape for all agents, {tuple(first.shape[1:])} for agent 0"
-                shape = tuple(values.shape[1:])
-                is_same = values.shape[1:] == first.shape[1:]
-                require(is_same, name, rule, f"{shape} of agent {agent}")
+                usual, own = tuple(first.shape[1:]), tuple(values.shape[1:])
+                rule = f"of one shape for all agents, {usual} for agent 0"
+                require(own == usual, name, rule, f"{own} of agent {agent}")
         inputs, targets = (torch.cat(own) for own in zip(*parts, strict=True))
         offsets = np.cumsum([0, *(len(own) for own, _ in parts)])
         return cls(inputs, targets, tuple(offsets.tolist()))
@@ -191,13 +172,10 @@ class AgentData:
 class Batch:
     """The mini-batches of one step, one row per cell; a cell is an agent in a seed's run.
 
-    Attributes:
-        inputs: shape (cells, batch, …), as ``targets``.
-        weights: shape (cells, batch): the weight of each sample, equal within a cell, and 0 for
-            padding. Padding comes last, except in batches of ``BatchSampler.of_agent`` whose
-            samples are clipped one by one. In float64 where samples are clipped.
-        is_average: whether all weights are 1/batch, so that a plain mean suffices.
-        most_samples: a public bound on the number of samples in a cell.
+    ``inputs`` and ``targets`` have shape (cells, batch, …), ``weights`` (cells, batch): equal in a
+    cell, 0 for padding, and in float64 where samples are clipped. Padding comes last, except in
+    batches of ``BatchSampler.of_agent`` for clipped samples. ``is_average``: all weights are
+    1/batch. ``most_samples`` is a public bound on the number of samples in a cell.
     """
 
     inputs: Tensor
@@ -221,18 +199,16 @@ class BatchSampler:
     No sample occurs twice in a batch, because sample-level sensitivity counts it once. The query of
     an agent decides how its samples enter batches, whatever their number:
 
-    - Poisson: each sample is in a batch with the query's rate, independently of all others. Batches
-      differ in size and may be empty, and the divisor is fixed.
-    - Passes: a pass has ``steps_per_pass`` batches of ``batch_size`` slots, in a random order that
-      is new in each pass. A sample is in at most one slot of a pass. Samples that find no slot wait
-      for the next pass, and slots without a sample are padding.
+    - Poisson: each sample is in a batch with the query's rate, independently of all others. The
+    divisor is fixed.
+    - Passes: ``steps_per_pass`` batches of ``batch_size`` slots, in an order that is new in each
+    pass. Samples without a slot wait for the next pass, and slots without a sample are padding.
     - Every step: ``of_agent`` draws each batch anew, as a pass of one batch.
     - No query, the unit of agents, or every step in a simulation: passes of as many full batches as
-      the agent's samples allow. An agent with less than one batch takes all of its samples.
+    the agent's samples allow. An agent with less than one batch takes all of its samples.
 
     ``queries`` are one for all agents, one for each, or none where nothing is clipped;
-    ``batch_size`` counts where they name none, and None takes the whole data. ``choices`` are those
-    of each run.
+    ``batch_size`` counts where they name none, and None takes the whole data.
     """
 
     def __init__(
@@ -254,13 +230,12 @@ class BatchSampler:
         self._batch_size = (each[0].batch_size if clips_samples else batch_size) or max(self._sizes)
         # A fixed divisor bounds the weight of one sample by 1/B, for agents with fewer too.
         self._divisor = self._batch_size if clips_samples else None
-        # A Poisson batch of MOST_SAMPLES times the batch size on average exceeds this with a
-        # probability far below 2⁻¹⁴⁴.
+        # A Poisson batch exceeds this with a probability far below 2⁻¹⁴⁴.
         self._most = self._batch_size
         if is_poisson:
             self._most = int((MOST_SAMPLES + 1) * self._batch_size) + 2000
         if self._divisor is not None:
-            advice = f"sums of {self._most:,} clipped samples are too inaccurate even in float64"
+            advice = f"sums of {self._most:,} clipped samples are too inaccurate"
             fits = self._most <= _MOST_SUMMED
             require(fits, "batch_size", "smaller", f"{self._divisor:,}", advice=advice)
         self._limits: FloatArray | None = None
@@ -268,16 +243,13 @@ class BatchSampler:
         self._width = self._batch_size if fixed_shape and clips_samples else 0
         if is_poisson:
             rates = [round_rate_down(query.sampling_rate or 0.0) for query in each]
-            # One limit for each sample of all agents.
             self._limits = np.repeat(rates, self._sizes)
             self._width = public_width(self._batch_size) if self._width else 0
         planned = each or [None] * data.num_agents
         self._steps_per_pass = list(map(self._count_steps, planned, self._sizes))
-        # Padding is one of the agent's own samples: a model that mixes samples must not see those
-        # of another agent.
+        # Padding is one of the agent's own samples: a model that mixes samples must see no others.
         self._padding = np.array([*data.offsets[:-1]] * len(self._choices), np.int64)[:, None]
-        # The slots of the present pass of each (run, agent), with the number of that pass: drawing
-        # the permutation again for each batch of the pass would cost O(m) per step.
+        # The slots of the present pass, and its number: drawing a permutation costs O(m).
         self._passes: dict[tuple[int, int], tuple[int, IntArray]] = {}
 
     @classmethod
@@ -291,11 +263,8 @@ class BatchSampler:
     ) -> BatchSampler:
         """Return the sampler of one agent's batches where noise protects its data.
 
-        Agents, secure simulations and audits all take their batches from here. By default choices
-        follow from new secrets. Where samples are clipped one by one, all batches have one public
-        shape, and samples are at secret random positions in them: one sample more or less then
-        moves no other, whose gradient a library may round differently at another position or in
-        another shape (docs/floats.md), and the time of a step does not tell how many there were.
+        Clipped samples are at secret random positions of a batch of public shape: one more then
+        moves no other, whose gradient a library may round differently elsewhere (docs/floats.md).
         """
         if choices is None:
             choices = [SecretChoices(coins=Secret.random(), orders=Secret.random())]
@@ -310,8 +279,7 @@ class BatchSampler:
         if not self._width:
             rows = [own[own >= 0] for own in rows]
         longest = max(1, *(len(own) for own in rows))
-        # Multiples of a width that few batches exceed. An empty batch becomes one sample of weight
-        # 0, because tasks need at least one row.
+        # An empty batch becomes one sample of weight 0, because tasks need at least one row.
         step = self._width or 1
         width = -(-longest // step) * step
         table = np.full((len(rows), width), -1, np.int64)
@@ -325,7 +293,6 @@ class BatchSampler:
             found = []
             for choices in self._choices:
                 taken = np.flatnonzero(choices.draw_coins(number, self._sizes) < self._limits)
-                # Coins are of all agents. Row numbers increase, so that offsets cut them apart.
                 found += np.split(taken, np.searchsorted(taken, self._data.offsets[1:-1]))
             return found
         # Run-major, like ``_padding`` and the cells of a ``Batch``.
@@ -336,8 +303,7 @@ class BatchSampler:
         """Return the number of batches in a pass."""
         if query is not None and query.steps_per_pass is not None:
             return query.steps_per_pass
-        # With one batch in a pass, each batch is drawn anew. One row more or less then changes one
-        # slot of each batch, and never the length of a pass.
+        # With one batch in a pass one row more changes one slot, and never the length of a pass.
         return 1 if self._width else max(1, size // self._batch_size)
 
     def _place(self, cell: int, number: int, count: int, width: int) -> IntArray | slice:
@@ -355,13 +321,11 @@ class BatchSampler:
         num_slots = steps * self._batch_size
         if not self._width and steps == 1 and size <= num_slots:
             return np.arange(size) + offset[agent]
-        # A pass depends on its own number alone, so that any batch can be drawn without those
-        # before it.
+        # A pass depends on its own number alone, so that any batch can be drawn.
         passes, place = divmod(number, steps)
         known = self._passes.get((run, agent))
         if known is None or known[0] != passes:
             order = self._choices[run].draw_order(agent, passes, size=max(size, num_slots))
-            # Numbers beyond the samples are slots that stay empty.
             slots = np.where(order < size, order + offset[agent], -1)[:num_slots]
             known = (passes, slots)
             self._passes[run, agent] = known

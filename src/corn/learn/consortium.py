@@ -1,9 +1,4 @@
-"""The consortium file: one public TOML file from which the plan, every site and the model follow.
-
-It has what people agree on before anybody looks at data: the schema of the files, the graph, the
-promise, the training and the sites. A site needs this file, the plan made from it, its keys and its
-data.
-"""
+"""The consortium file: one public TOML file from which plan, sites and model follow."""
 
 from __future__ import annotations
 
@@ -31,15 +26,11 @@ if TYPE_CHECKING:  # torch takes seconds to import, and corn plan needs none of 
     from corn.learn.file_data import FileWorkload
 
 _MAX_BYTES = 1 << 20
-_LONGEST_PROBLEM = 300
 
 
 @dataclass(frozen=True)
 class Site:
-    """A site: its name, and its address HOST:PORT if others can connect to it.
-
-    ``samples`` is the number of rows that it declares publicly. ε does not cover it.
-    """
+    """A site, its address HOST:PORT if others can connect to it, and its public number of rows."""
 
     name: str
     samples: int
@@ -62,11 +53,10 @@ class Promise:
 
 @dataclass(frozen=True)
 class Training:
-    """The training, the same at every site.
+    """The training, the same at every site; ``batch_size`` is that at a site of average size.
 
-    ``batch_size`` is expected at a site of average size, and ``step_size`` is that along the mean
-    gradient of so many samples. Rows are held out with probability ``held_out``, unless there is
-    ``test_data``, a public file beside the consortium file.
+    Rows are held out with probability ``held_out``, unless there is ``test_data``, a public file
+    beside the consortium file.
     """
 
     steps: int
@@ -87,8 +77,7 @@ class Training:
 class Consortium:
     """Everything that sites agree on before they look at their data; all of it is public.
 
-    Sites are agents 0, 1, … in order. ``graph`` is the spec or the file of a graph, and ``store``
-    HOST:PORT of the rendezvous, which the first site that accepts connections opens.
+    ``graph`` is the spec or the file of a graph, and ``store`` HOST:PORT of the rendezvous.
     """
 
     path: Path
@@ -116,14 +105,14 @@ class Consortium:
         return tuple(self.training_fraction * site.samples for site in self.sites)
 
     @property
-    def names(self) -> list[str]:
-        """The name of each site."""
-        return [site.name for site in self.sites]
-
-    @property
     def accepts(self) -> tuple[bool, ...]:
         """Whether each site accepts connections."""
         return tuple(site.accepts for site in self.sites)
+
+    @property
+    def names(self) -> list[str]:
+        """The name of each site."""
+        return [site.name for site in self.sites]
 
     def load_network(self) -> Network:
         """Return the network: one agent for each site, with its name and in the order of sites."""
@@ -133,28 +122,26 @@ class Consortium:
         require(network.num_agents == count, "graph", rule, network.num_agents)
         place = list(range(count))
         if network.has_names:
-            # A graph with names says which site has which links, in any order.
             place = look_up_agents(self.names, network.agent_names, argument="an agent of graph")
         graph = nx.relabel_nodes(network.graph, dict(enumerate(place)))
         nx.set_node_attributes(graph, dict(enumerate(self.names)), "name")
         back = np.argsort(place)
         matrix = network.sparse_matrix[back][:, back]
-        # Raises for a link of which neither end accepts.
         list_connections(graph, self.accepts)
         return replace(network, graph=graph, sparse_matrix=matrix)
 
     def make_budget(self) -> PrivacyBudget:
         """Return the promise of the plan, with one sampling rate that every site accepts."""
-        promise, training = self.promise, self.training
+        own, training = self.promise, self.training
         batch_size = rate = None
-        if promise.unit == "sample":
+        if own.unit == "sample":
             batch_size, rate = choose_rate(self.training_samples, training.batch_size)
         return PrivacyBudget(
-            epsilon=promise.epsilon,
-            delta=promise.delta,
+            own.epsilon,
+            own.delta,
             num_steps=training.steps,
             clip=training.clip,
-            unit=promise.unit,
+            unit=own.unit,
             batch_size=batch_size,
             sampling_rate=rate,
         )
@@ -182,11 +169,10 @@ class Consortium:
             "graph": links[0] == links[1],
             "names of sites": plan.network.agent_names == network.agent_names,
         }
-        if not all(is_same.values()):
+        differing = ", ".join(name for name, same in is_same.items() if not same)
+        if differing:
             raise FileFormatError(
-                f"{self.plan_path}: must be the plan of {self.path}, found another "
-                f"{', '.join(name for name in is_same if not is_same[name])}: all sites need the "
-                "same two files"
+                f"{self.plan_path}: must be the plan of {self.path}, found another {differing}"
             )
         return plan
 
@@ -195,11 +181,7 @@ class Consortium:
         return look_up_agents(self.names, [name], argument=f"a site of {self.path}")[0]
 
     def make_workload(self, data: Path) -> FileWorkload:
-        """Return the training problem on the files ``data``, one of each site.
-
-        ``{agent}`` in the path stands for the number of a site and ``{site}`` for its name; a path
-        without them is the file of the one site that reads it.
-        """
+        """Return the training problem on files, with ``{agent}`` or ``{site}`` in their path."""
         from corn.learn.file_data import FileWorkload
 
         test_data = self.training.test_data
@@ -216,12 +198,8 @@ class Consortium:
 def choose_rate(sizes: Sequence[float], batch_size: int) -> tuple[int, float]:
     """Return a batch size and one Poisson rate that agents with data of these sizes accept.
 
-    At the rate B·n/Σm an agent of average size draws B samples. The largest rate decides how much
-    noise all agents add, so one rate is best. The batch size is what the largest agent draws:
-    batches are padded to it, so that no message shows how many samples were drawn.
-
-    >>> choose_rate([10000, 3000, 1200, 600, 160, 40], 50)
-    (200, 0.02)
+    At the rate B·n/Σm an agent of average size draws B samples. Batches are padded to what the
+    largest draws, so that no message shows how many samples there were.
     """
     require(len(sizes) > 0 and min(sizes) > 0, "sizes", "positive numbers", list(sizes))
     rate = min(1.0, batch_size * len(sizes) / sum(sizes))
@@ -243,8 +221,7 @@ def load_consortium(path: Path) -> Consortium:
             promise=read_record(Promise, tables["promise"], "[promise]"),
             training=read_record(Training, tables["training"], "[training]"),
             sites=tuple(
-                read_record(Site, own, f"[[sites]] {number}")
-                for number, own in enumerate(listed, start=1)
+                read_record(Site, own, f"[[sites]] {k + 1}") for k, own in enumerate(listed)
             ),
         )
         require(len(listed) > 0, "[[sites]]", "one table for every site", "none")
@@ -252,8 +229,7 @@ def load_consortium(path: Path) -> Consortium:
         consortium.make_budget()
         consortium.make_threat()
     except CornError as error:
-        found = make_printable(str(error), limit=_LONGEST_PROBLEM)
-        raise FileFormatError(f"{path}: {found}") from error
+        raise FileFormatError(f"{path}: {make_printable(str(error), limit=300)}") from error
     return consortium
 
 

@@ -1,7 +1,4 @@
-"""The workloads by name, and the catalogue of public data sets: files, pinned content, cache.
-
-This module imports no torch, so that commands can name workloads at once.
-"""
+"""The workloads by name, and public data sets: files, pinned content, cache. Without torch."""
 
 from __future__ import annotations
 
@@ -33,11 +30,9 @@ ModelName: TypeAlias = Literal["linear", "network", "cnn"]
 
 WORKLOADS: tuple[str, ...] = get_args(WorkloadName)
 
+# As in the paper's experiments.
 PAPER_PARTITION = "dirichlet:10"
-"""The partition of samples over agents in the paper's experiments."""
-
 USUAL_BATCH_SIZE = 128
-"""Samples per mini-batch in the paper's experiments."""
 
 
 def usual_schedule(workload: str) -> ScheduleName:
@@ -47,17 +42,14 @@ def usual_schedule(workload: str) -> ScheduleName:
 
 @dataclass(frozen=True)
 class DownloadableDataset:
-    """A data set that is downloaded once and kept in the cache.
+    """A data set in the folder ``url``, which is downloaded once and kept in the cache.
 
-    ``files`` has the name of each file, on the server and in the cache, and the SHA-256 of its
-    **decompressed** content, by which a repacked archive is still recognised. The training files
-    come first, then those of the test set. ``url`` is the folder on the server.
+    ``files`` has the SHA-256 of the **decompressed** content of each file, training files first.
     """
 
     name: str
     files: dict[str, str]
     url: str
-    description: str
 
 
 A9A = DownloadableDataset(
@@ -67,7 +59,6 @@ A9A = DownloadableDataset(
         "a9a.t": "1f448a153f0320399a7e40836eb207655b0bde0f21fc941cc472193daa9f5de9",
     },
     url="https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/",
-    description="does a person earn over 50k? 48,842 rows of 123 yes-or-no features (LIBSVM)",
 )
 
 MNIST = DownloadableDataset(
@@ -86,28 +77,16 @@ MNIST = DownloadableDataset(
             "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"
         ),
     },
-    # PyTorch's mirror of the originals.
     url="https://ossci-datasets.s3.amazonaws.com/mnist/",
-    description="70,000 handwritten digits of 28×28 grey levels",
 )
 
 DOWNLOADABLE = {dataset.name: dataset for dataset in (A9A, MNIST)}
-"""The data sets that ``corn data get`` downloads."""
-
-EMBEDDED = {
-    "breast-cancer": "is a tumour malignant? 569 rows of 30 measurements (scikit-learn)",
-    "digits": "1,797 handwritten digits of 8×8 grey levels (scikit-learn)",
-    "synthetic": "200,000 rows of 20 normal features with logistic labels, for large networks",
-}
-"""The data sets that come with scikit-learn or are drawn, and need no download."""
+# They come with scikit-learn or are drawn, and need no download.
+EMBEDDED = ("breast-cancer", "digits", "synthetic")
 
 
 def cache_directory(directory: Path | str | None = None) -> Path:
-    """Return the directory given, else that of ``CORN_DATA``, else the user's cache directory.
-
-    >>> cache_directory("/data").name
-    'data'
-    """
+    """Return the directory given, else that of ``CORN_DATA``, else the user's cache directory."""
     chosen = directory or os.environ.get("CORN_DATA")
     if chosen:
         return Path(chosen).expanduser()
@@ -123,17 +102,8 @@ def is_cached(dataset: DownloadableDataset, *, directory: Path | str | None = No
 def fetch_dataset(
     name: str, *, source: Path | str | None = None, directory: Path | str | None = None
 ) -> Path:
-    """Get the files of a data set that are not in the cache yet; return their directory.
-
-    Each file is checked before it gets its name, so every file in the cache is correct.
-
-    Args:
-        name: ``a9a`` or ``mnist``.
-        source: a folder with the files, compressed or not, instead of the server.
-        directory: the cache; see :func:`corn.learn.datasets.cache_directory`.
-    """
-    advice = f"{name} comes with CorN and needs no download" if name in EMBEDDED else ""
-    dataset = DOWNLOADABLE[require_choice("data set", name, DOWNLOADABLE, advice=advice)]
+    """Get missing files of a data set, from a folder or its server, and return their directory."""
+    dataset = DOWNLOADABLE[require_choice("data set", name, DOWNLOADABLE)]
     place = cache_directory(directory) / name
     place.mkdir(parents=True, exist_ok=True)
     for file, sha256 in dataset.files.items():
@@ -145,13 +115,11 @@ def fetch_dataset(
             found = hashlib.sha256(_decompress(content)).hexdigest()
         except (OSError, EOFError, zlib.error, http.client.HTTPException) as error:
             raise FileFormatError(
-                f"{origin}: {error}. Get {file} from elsewhere, and give its folder: corn data get "
-                f"{name} FOLDER"
+                f"{origin}: {error}. Get {file} from elsewhere: corn data get {name} FOLDER"
             ) from error
         if found != sha256:
             raise FileFormatError(
-                f"{origin}: the sha256 of the content of {file} must be {sha256[:16]}…, found "
-                f"{found[:16]}…: the file is damaged or another version"
+                f"{origin}: the sha256 of {file} must be {sha256[:16]}…, found {found[:16]}…"
             )
         write_file(place / file, content)
     return place
@@ -179,19 +147,10 @@ def _decompress(content: bytes) -> bytes:
 
 Float32Array: TypeAlias = NDArray[np.float32]
 
-_A9A_FEATURES = 123
-_SYNTHETIC_ROWS, _SYNTHETIC_FEATURES = 200_000, 20
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-    """Labelled samples.
-
-    Attributes:
-        inputs: shape (samples, features), float32; images are flattened.
-        targets: shape (samples,), classes 0 … num_classes − 1.
-        image_shape: (height, width) where the features are an image.
-    """
+    """Inputs (samples, features) in float32, and classes from 0; images are flattened."""
 
     inputs: Float32Array
     targets: IntArray
@@ -203,9 +162,6 @@ def load_dataset(name: str, *, directory: Path | str | None = None) -> Dataset:
     """Load ``a9a``, ``mnist``, ``digits``, ``breast-cancer`` or ``synthetic``: all parts as one.
 
     The first two are read from the cache (``corn data get``).
-
-    >>> load_dataset("digits").inputs.shape
-    (1797, 64)
     """
     require_choice("data set", name, [*DOWNLOADABLE, *EMBEDDED])
     place = cache_directory(directory) / name
@@ -217,15 +173,13 @@ def load_dataset(name: str, *, directory: Path | str | None = None) -> Dataset:
 
 
 def _load_a9a(place: Path) -> Dataset:
-    parts = [read_libsvm(place / file, num_features=_A9A_FEATURES) for file in A9A.files]
+    parts = [read_libsvm(place / file, num_features=123) for file in A9A.files]
     inputs = np.concatenate([features for features, _ in parts])
     labels = np.concatenate([labels for _, labels in parts])
-    # Labels of a9a are −1 and 1; classes count from 0.
     return Dataset(inputs, (labels > 0).astype(np.int64), 2)
 
 
 def _load_mnist(place: Path) -> Dataset:
-    # Files are in the catalogue's order: images and labels for training, then for testing.
     first_images, first_labels, images, labels = [read_idx(place / file) for file in MNIST.files]
     pixels = np.concatenate([first_images, images])
     inputs = pixels.reshape(len(pixels), -1).astype(np.float32) / np.float32(255)
@@ -237,7 +191,6 @@ def _load_digits(_: Path) -> Dataset:
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    # Grey levels of this data set are 0 … 16.
     inputs = (bunch.data / 16).astype(np.float32)
     return Dataset(inputs, bunch.target.astype(np.int64), 10, (8, 8))
 
@@ -246,8 +199,7 @@ def _load_breast_cancer(_: Path) -> Dataset:
     from sklearn.datasets import load_breast_cancer
 
     bunch = load_breast_cancer()
-    # Scales differ by a factor of 10⁵ between features: one clipping norm would then keep the
-    # gradients of a few features and lose all others.
+    # Features differ by a factor of 10⁵: one clipping norm would keep gradients of a few only.
     standardised = (bunch.data - bunch.data.mean(axis=0)) / bunch.data.std(axis=0)
     targets = bunch.target.astype(np.int64)
     return Dataset(standardised.astype(np.float32), targets, 2)
@@ -257,9 +209,9 @@ def _draw_synthetic(_: Path) -> Dataset:
     """Draw labels from logistic regression on normal features, always the same."""
     # A fixed seed: agents in several processes must draw the same rows.
     random = np.random.default_rng(0)
-    inputs = random.standard_normal((_SYNTHETIC_ROWS, _SYNTHETIC_FEATURES), dtype=np.float32)
-    logits = inputs @ random.standard_normal(_SYNTHETIC_FEATURES, dtype=np.float32)
-    targets = random.random(_SYNTHETIC_ROWS) < 1 / (1 + np.exp(-logits))
+    inputs = random.standard_normal((200_000, 20), dtype=np.float32)
+    logits = inputs @ random.standard_normal(20, dtype=np.float32)
+    targets = random.random(200_000) < 1 / (1 + np.exp(-logits))
     return Dataset(inputs, targets.astype(np.int64), 2)
 
 
@@ -273,11 +225,7 @@ _LOADERS: dict[str, Callable[[Path], Dataset]] = {
 
 
 def read_libsvm(path: Path, *, num_features: int) -> tuple[Float32Array, IntArray]:
-    """Read rows of ``label index:value …``: features (rows, num_features), labels (rows,).
-
-    The last features may not occur in a file, as a9a's feature 123 in its test file.
-    """
-    # Scikit-learn takes a second to import, which commands without data need not wait for.
+    """Read rows of ``label index:value …``: features (rows, num_features), labels (rows,)."""
     from sklearn.datasets import load_svmlight_file
 
     try:

@@ -1,8 +1,7 @@
 """Training problems from users' files: one file per agent, or one that is dealt out.
 
-A file is read as it is written (:class:`DataFile`); the public :class:`Schema` turns its cells into
-numbers; a :class:`FileWorkload` makes a training problem of them. Accounting counts on neighbouring
-files that differ in one sample for training too, so each row's own coins decide what it is for.
+Accounting counts on neighbouring files that differ in one sample for training too, so each row's
+own coins decide what it is for.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import torch
 from pyarrow import csv as arrow_csv
 from pyarrow.parquet import ParquetFile
 
-from corn.checks import FloatArray, IntArray, require, require_fraction
+from corn.checks import FloatArray, require, require_fraction
 from corn.errors import FileFormatError, InvalidArgumentError, list_some
 from corn.learn.batches import AgentData
 from corn.learn.metrics import Samples
@@ -31,7 +30,7 @@ from corn.learn.partition import (
     split_by_coins,
     toss_coins,
 )
-from corn.learn.problem import TrainingProblem
+from corn.learn.problem import TrainingProblem, pick_samples
 from corn.learn.schema import (
     Column,
     DataFile,
@@ -61,11 +60,8 @@ _MOST_CLASSES = 1000
 _FOLDER = "folder"
 _READ_CLASSES = "the list of classes was read from the data, and no ε covers that"
 
-AGENT_FIELD = "{agent}"
-"""The part of a path that stands for an agent's number."""
-
-SITE_FIELD = "{site}"
-"""The part of a path that stands for an agent's name."""
+# The parts of a path that stand for an agent's number and its name.
+AGENT_FIELD, SITE_FIELD = "{agent}", "{site}"
 
 
 def read_file(path: Path) -> DataFile:
@@ -107,7 +103,6 @@ def _read_csv(path: Path) -> dict[str, pa.ChunkedArray]:
         _require_names(path, names)
         table = arrow_csv.read_csv(
             pa.BufferReader(content),
-            # In one thread, which knows the numbers of rows.
             read_options=arrow_csv.ReadOptions(column_names=names, skip_rows=1, use_threads=False),
             parse_options=arrow_csv.ParseOptions(delimiter=separator, newlines_in_values=True),
             convert_options=arrow_csv.ConvertOptions(
@@ -136,16 +131,13 @@ def _read_images(folder: Path) -> DataFile:
     # Sorted, because the order of a folder differs between file systems.
     paths = sorted(p for p in folder.glob("*/*") if p.suffix.lower() in _IMAGE_SUFFIXES)
     if not paths:
-        raise FileFormatError(
-            f"{folder}: must have one sub-folder of images per class, found no image in one"
-        )
+        raise FileFormatError(f"{folder}: must have one sub-folder of images per class")
     images = [_read_image(path) for path in paths]
     usual = Counter(image.shape for image in images).most_common(1)[0][0]
     for path, image in zip(paths, images, strict=True):
         if image.shape != usual:
             raise FileFormatError(
-                f"{path}: images must have one size and number of channels, found {image.shape}, "
-                f"and {usual} of most others: resize or convert them"
+                f"{path}: images must have one size, {usual} of most, found {image.shape}"
             )
     labels_of = pa.chunked_array([pa.array([path.parent.name for path in paths])])
     return DataFile(folder, {_FOLDER: labels_of}, np.stack(images))
@@ -153,15 +145,12 @@ def _read_images(folder: Path) -> DataFile:
 
 def _read_image(path: Path) -> FloatArray:
     """Return an image with values in [0, 1]: (height, width) if grey, else (3, height, width)."""
-    # Pillow comes with Matplotlib; it takes a moment to import, which tables need not wait for.
     from PIL import Image
 
     try:
         with Image.open(path) as image:
             if image.mode.startswith(_WIDE_MODES):
-                raise FileFormatError(
-                    f"{path}: an image must have 8 bits per channel, found mode {image.mode}"
-                )
+                raise FileFormatError(f"{path}: must have 8 bits per channel, not {image.mode}")
             # By the mode, not by the pixels: whether a colour image happens to be grey is private.
             is_grey = image.mode in ("1", "L", "LA")
             values = np.asarray(image.convert("L" if is_grey else "RGB"), dtype=np.float64)
@@ -176,15 +165,11 @@ class FileWorkload:
     """A training problem in files, of which every agent reads only its own.
 
     ``data`` is a file or a folder of images, with ``{agent}`` or ``{site}`` in it one for each
-    agent; ``sites`` are the names of agents. With them, a file is never distributed.
-
-    ``target`` is a column, and ``features`` are columns of numbers, by default all others, in order
-    of their names, so that files with the same columns in another order agree. Without the public
-    list of ``classes`` it is read from the data, which makes every run a simulation: which classes
-    occur is private. ``bounds`` of "" are for all columns of the inputs. A ``schema`` replaces all
-    of these.
-
-    ``test_data`` is a public file to measure on. Without it, each row is held out with the
+    agent; ``sites`` are the names of agents. ``target`` is a column, and ``features`` are columns
+    of numbers, by default all others, in order of their names. Without the public list of
+    ``classes`` it is read from the data, which makes every run a simulation: which classes occur is
+    private. ``bounds`` of "" are for all columns of the inputs. A ``schema`` replaces all of these.
+    ``test_data`` is a public file to measure on; without it, rows are held out with the
     probability ``held_out``.
     """
 
@@ -216,13 +201,9 @@ class FileWorkload:
         return bool(self.sites) or AGENT_FIELD in text or SITE_FIELD in text
 
     def build(self, num_agents: int, agents: Sequence[int] | None = None) -> TrainingProblem:
-        """Return the problem with the data of some agents, by default of all.
-
-        Only the files of these agents are opened.
-        """
+        """Return the problem with the data of some agents, whose files alone are opened."""
         owners = range(num_agents) if agents is None else agents
-        # Test data may have classes that no training file has, so it is read before they are
-        # listed.
+        # Test data may have classes that no training file has.
         files = [read_file(path) for path in self._paths(owners)]
         tests = [] if self.test_data is None else [read_file(self.test_data)]
         schema = self.schema or self._find_schema([*files, *tests])
@@ -239,7 +220,6 @@ class FileWorkload:
         train = [parts["train"] for parts, _ in split]
         if not self.has_file_per_agent:
             train = self._deal_out(train[0], split[0][1], num_agents, owners)
-        # A part without samples is left out: a mean over no samples would be NaN.
         held_out: dict[str, Samples] = {}
         for name in ("validation", "test"):
             found = [parts[name] for parts, _ in split if len(parts[name][0])]
@@ -285,7 +265,7 @@ class FileWorkload:
                 if differing:
                     raise FileFormatError(
                         f"{own.path}: must have the columns of {first.path}, found a difference in "
-                        f"{list_some(differing)}: --features selects those that all have"
+                        f"{list_some(differing)}: select columns by --features"
                     )
         if not names and not is_image:
             raise FileFormatError(f"{first.path}: must have a column besides {target!r}")
@@ -311,8 +291,7 @@ class FileWorkload:
             # A name from a file of others must not lead to another folder.
             if SITE_FIELD in text and ("/" in name or "\\" in name or name in (".", "..")):
                 raise FileFormatError(
-                    f"{self.data}: {SITE_FIELD} must be a name without / and \\, found {name!r}: "
-                    f"use {AGENT_FIELD}, the agent's number"
+                    f"{self.data}: use {AGENT_FIELD}, as the name {name!r} has / or \\"
                 )
             paths.append(Path(text.replace(AGENT_FIELD, str(agent)).replace(SITE_FIELD, name)))
         if len(set(paths)) < len(paths):
@@ -333,33 +312,24 @@ class FileWorkload:
                 f"{names[0]}: --regression predicts numbers"
             )
         if len(names) < 2:
-            raise FileFormatError(
-                f"{where} must have at least two classes, found {len(names)}: list them with "
-                "--classes"
-            )
+            raise FileFormatError(f"{where} must have at least two classes: list them by --classes")
         return tuple(sorted(names, key=int)) if is_count else tuple(names)
 
     def _split(self, schema: Schema, table: Rows) -> tuple[dict[str, Samples], FloatArray]:
         """Return the samples of each part, and one more coin for each training sample."""
         coins = toss_coins(schema.list_contents(table), seed=self.seed)
-        # With test data of its own, nothing of the training files need be given up for it.
         test_fraction = self.held_out if self.test_data is None else 0.0
         split = split_by_coins(coins[:, 0], test_fraction=test_fraction)
         if not len(split.train):
             raise FileFormatError(
-                f"{table.path}: must have a row to train on, found none of {len(coins)} after the "
-                "split: hold out less, or add rows"
+                f"{table.path}: must have a row to train on, found none of {len(coins)}"
             )
         samples = _encode(schema, table)
-        parts = {part: _pick(samples, rows) for part, rows in vars(split).items()}
+        parts = {part: pick_samples(samples, rows) for part, rows in vars(split).items()}
         return parts, coins[split.train, 1]
 
     def _deal_out(
-        self,
-        train: Samples,
-        coins: FloatArray,
-        num_agents: int,
-        agents: Sequence[int],
+        self, train: Samples, coins: FloatArray, num_agents: int, agents: Sequence[int]
     ) -> list[Samples]:
         """Return the samples of agents of one file, by a coin of each."""
         # The same seed in every process: agents deal out one file alike without talking.
@@ -367,17 +337,14 @@ class FileWorkload:
         for agent in agents:
             if not len(rows[agent]):
                 raise FileFormatError(
-                    f"{self.data}: agent {agent} must get a row to train on, found none of "
-                    f"{len(coins)} for {num_agents} agents: take fewer agents, or more rows"
+                    f"{self.data}: agent {agent} of {num_agents} must get a row, found none"
                 )
-        return [_pick(train, rows[agent]) for agent in agents]
+        return [pick_samples(train, rows[agent]) for agent in agents]
 
     def _describe(self, schema: Schema, first: Rows, tests: Sequence[Rows]) -> str:
         files = "a file for each agent" if self.has_file_per_agent else "one file, iid"
         public = ""
         for test in tests:
-            # Public, so that a hash of it may be compared: scores on other samples would not
-            # compare.
             content = b"".join(schema.list_contents(test))
             public = f"; public test data {hashlib.sha256(content).hexdigest()[:16]}"
         shape = "" if schema.columns else f" of shape {first.inputs.shape[1:]}"
@@ -403,7 +370,7 @@ def parse_bounds(text: str | None) -> dict[str, Interval]:
             found = float(least), float(most)
         except ValueError as error:
             raise InvalidArgumentError(
-                f"bounds must be LEAST:MOST for all columns, or COLUMN=LEAST:MOST,…, found {text!r}"
+                f"bounds must be LEAST:MOST, or COLUMN=LEAST:MOST,…, found {text!r}"
             ) from error
         bounds[name.strip()] = Column(name or "all columns", bounds=found).limits or found
     return bounds
@@ -415,8 +382,3 @@ def _encode(schema: Schema, table: Rows) -> Samples:
     y = schema.scale_targets(table)
     targets = torch.from_numpy(y) if schema.classes else torch.from_numpy(y).float()
     return torch.from_numpy(np.ascontiguousarray(X, np.float32)), targets
-
-
-def _pick(samples: Samples, rows: IntArray) -> Samples:
-    index = torch.from_numpy(rows)
-    return samples[0][index], samples[1][index]

@@ -1,7 +1,4 @@
-"""Mechanisms of training: a mechanism's noise under a budget, and the privacy that it gives.
-
-``make_mechanisms`` designs them from names, records and users' own functions.
-"""
+"""Mechanisms of training: a mechanism's noise under a budget, and the privacy that it gives."""
 
 from __future__ import annotations
 
@@ -55,21 +52,13 @@ _MOST_DENSE_DESIGN = 2000
 class Mechanism:
     """A way to train: noise, clipping and the promise that they keep.
 
-    Made by ``private``, ``central``, ``non_private`` or ``from_plan``.
-
-    Attributes:
-        name: the name in tables.
-        noise: the noise that each agent draws at each step; None for no noise.
-        queries: clipping and sampling, one query for all agents or one for each, as the budget
-            states them; none for no clipping.
-        budget: the promise; None without one.
-        threat: the adversary against whom the promise holds.
-        is_central: whether a trusted server averages, and everybody sees its models alone.
-        grid: γ: released values are multiples of it; 0 where agents release nothing.
-        counts_floats: whether the promise holds in floating point, so that a run with secret keys
-            keeps it; otherwise it holds for real numbers, which suffices for simulations.
-        disagreement_ratio: κ of the design or plan that the noise is from; None for other noise.
-        later_noise: noise that takes over from a step on, counted from 0; see ``in_phases``.
+    Made by ``private``, ``central``, ``non_private`` or ``from_plan``. ``noise`` is what each agent
+    draws at each step, ``queries`` are clipping and sampling, for all agents or for each, and
+    ``budget`` is the promise, which holds against ``threat``; None is none. ``is_central``: a
+    trusted server averages, and everybody sees its models alone. Released values are multiples of
+    ``grid``. ``counts_floats``: the promise holds in floating point, so that a run with secret keys
+    keeps it. ``disagreement_ratio`` is κ of the design. ``later_noise`` takes over from a step on,
+    counted from 0; see ``in_phases``.
     """
 
     name: str
@@ -91,14 +80,12 @@ class Mechanism:
             )
         if self.budget is None:
             return
-        # ε was counted for this clipping. With another one the sensitivity is not the one that the
-        # noise was designed for (docs/theory.md, “Unit”).
+        # With other clipping the sensitivity is not the one that the noise was designed for.
         expected = self.budget.queries
         if self.queries != expected:
-            raise InvalidArgumentError(
-                f"{self.name!r} must clip as its budget states ({describe_queries(expected)}), "
-                f"found {describe_queries(self.queries) if self.queries else 'no clipping'}"
-            )
+            found = describe_queries(self.queries) if self.queries else "no clipping"
+            rule = f"as its budget states ({describe_queries(expected)})"
+            raise InvalidArgumentError(f"{self.name!r} must clip {rule}, found {found}")
         if self.counts_floats:
             require_sound(self.budget)
         # The check reads the noise that will be drawn, not the report of the design.
@@ -111,8 +98,7 @@ class Mechanism:
             raise InvalidArgumentError(
                 f"the noise of {self.name!r} does not keep its budget against {self.against}: "
                 f"[R⁻¹]_ii of agent {worst} is {round_up(precision[worst])}, its cap "
-                f"{round_bound_down(caps[worst])}; "
-                "design it for this cap"
+                f"{round_bound_down(caps[worst])}"
             )
 
     @classmethod
@@ -134,14 +120,12 @@ class Mechanism:
         if isinstance(noise, Design):
             if noise.status == "reference":
                 raise InvalidArgumentError(
-                    f"mechanism {noise.mechanism!r} is a reference without a guarantee against an "
-                    "eavesdropper: use Mechanism.central or Mechanism.non_private"
+                    f"{noise.mechanism!r} has no guarantee: use Mechanism.central or non_private"
                 )
             threat = threat or noise.threat
             max_colluders = _count_colluders(shares, threat)
             worst = float((worst_precisions(shares, max_colluders) / caps).max())
-            # A design for these caps may miss them by rounding, and is scaled to meet them. A
-            # design for other caps is refused.
+            # A design for these caps may miss them by rounding; one for other caps is refused.
             if 1 < worst <= 1 + _DESIGN_TOLERANCE:
                 shares = meet_caps(shares, caps, max_colluders)
         return cls(
@@ -150,7 +134,6 @@ class Mechanism:
             budget.queries,
             budget,
             threat or EAVESDROPPER,
-            # Simulations round to the grid too, so that they show its effect on learning.
             grid=choose_grid(shares, caps),
             disagreement_ratio=noise.disagreement_ratio if isinstance(noise, Design) else None,
         )
@@ -172,7 +155,6 @@ class Mechanism:
         require(len(sizes) == 1, "phases", "for the same number of agents", sorted(sizes))
         return replace(
             made[0],
-            # Together phases hold against no stronger adversary than the weakest of them.
             threat=min((own.threat for own in made), key=lambda threat: threat.max_colluders),
             grid=min(own.grid for own in made),
             disagreement_ratio=None,
@@ -205,8 +187,7 @@ class Mechanism:
         All agents share that noise, so that b is the strictest agent's. The promise holds against
         those who see the server's models, not the agents' messages.
         """
-        # The server's noise is one share that all agents add: the average of equal noise is that
-        # noise, with standard deviation 1/(n √b).
+        # The average of equal noise is that noise, with standard deviation 1/(n √b).
         noise_std = 1 / math.sqrt(budget.precision_caps(num_agents).min())
         factor = np.full((num_agents, 1), noise_std / num_agents)
         shares = Decomposition(np.zeros(num_agents), (tuple(range(num_agents)),), (factor,))
@@ -248,8 +229,7 @@ class Mechanism:
     def central_ratio(self) -> float | None:
         """The noise variance of the average over a trusted server's; None without noise.
 
-        The server keeps the strictest agent's promise for all. Of noise in phases it is the mean
-        over the steps, which is the ratio of the variances summed over the run.
+        The server keeps the strictest agent's promise for all. Of noise in phases it is the mean.
         """
         if self.budget is None or self.noise is None:
             return None
@@ -271,17 +251,14 @@ class Mechanism:
     def precision(self) -> FloatArray:
         """[R⁻¹]_ii of each agent, which determines its ε, shape (n,); ∞ without noise.
 
-        Against insiders R is the covariance of the noise that the coalition does not know, for the
-        worst coalition without the agent.
+        R is the covariance of the noise that the worst coalition without the agent does not know.
         """
         if self.budget is None or self.noise is None:
             return np.array([math.inf])
         if self.is_central:
-            # One agent moves the average by Δ/n. That under the server's noise is as a move by Δ
-            # under n times that noise, whose variance is the sum of all entries.
+            # A move by Δ/n under the server's noise is one by Δ under n times that noise.
             total = self.noise.total_variance
             return np.full(self.noise.num_agents, 1 / total if total else math.inf)
-        # The phase with the least noise decides.
         found = [worst_precisions(own, _count_colluders(own, self.threat)) for own in self._phases]
         return np.asarray(np.max(found, axis=0))
 
@@ -294,11 +271,7 @@ class Mechanism:
             require_provable(loss, self.budget, num_parameters)
 
     def epsilon_spent(self, num_steps: int) -> FloatArray | None:
-        """Return ε of each agent after ``num_steps`` at its own δ, shape (n,); None without.
-
-        Under Poisson sampling, where each ε takes a while to compute, agents with one promise get
-        the ε of the least protected, and those just below their cap the ε at the cap.
-        """
+        """Return ε of each agent after ``num_steps`` at its own δ, shape (n,); None without."""
         if self.noise is None or self.budget is None or not self.queries:
             return None
         if num_steps == 0:
@@ -321,7 +294,6 @@ class Mechanism:
 def _count_spent(
     budget: PrivacyBudget, precision: tuple[float, ...], num_steps: int, *, counts_floats: bool
 ) -> tuple[float, ...]:
-    # Where noise protects somebody, the reported ε includes what floats may add.
     account = account_floats if counts_floats else account_promises
     return tuple(account(np.array(precision), budget, num_steps=num_steps).tolist())
 
@@ -336,8 +308,7 @@ class Trial:
 
 def _count_colluders(shares: Decomposition, threat: ThreatModel) -> int:
     """Return the size of the coalitions to check."""
-    # Insiders know the seeds they share. Without shared seeds they know no more than an
-    # eavesdropper, and checking them one by one would take minutes on a large network.
+    # Without shared seeds insiders know no more than an eavesdropper, which takes no search.
     return threat.max_colluders if shares.seed_groups else 0
 
 
@@ -360,7 +331,6 @@ def make_mechanisms(
     Others hold against an eavesdropper only: next to others they say so, and alone they refuse
     insiders. A mapping names mechanisms in tables.
     """
-    # All names are checked before the first design, which can take minutes.
     read = read_mechanisms(given, ready=(Mechanism, Design, Decomposition))
 
     def make(own: covariance.Mechanism | Mechanism | Design | Decomposition) -> Mechanism:
@@ -391,7 +361,6 @@ def _design_at_scale(
     """Make ``corn`` of exact sums or ``ldp`` by their formulas, without matrices of n × n."""
     caps = budget.precision_caps(network.num_agents)
     if kind == "ldp":
-        # Without shared seeds insiders know no more than an eavesdropper (docs/theory.md).
         held = replace(threat, seeds="global")
         return Mechanism.private(kind, Decomposition(1 / caps), budget, threat=held)
     held = threat.resolve(network.graph, "sum")

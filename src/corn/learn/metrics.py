@@ -23,9 +23,8 @@ Row: TypeAlias = dict[str, str | int | float]
 Samples: TypeAlias = tuple[Tensor, Tensor]
 PARTS = ("train", "validation", "test")
 
-_MOST_MEASURED = 1000  # agents, of whom all are scored
-_MEASURED_OF_MORE = 200  # scoring all would take longer than training them
-
+# All of so many agents are scored; scoring all of more would take longer than training them.
+_MOST_MEASURED, _MEASURED_OF_MORE = 1000, 200
 _NUM_EVALUATIONS = 20
 
 COLUMNS = (
@@ -109,7 +108,6 @@ def measure(
     scores["consensus_distance"] = spread_of(parameters)
     if statistics is not None:
         scores |= vars(statistics)
-    # All trials of a mechanism share their ε.
     spent = {own: _privacy_spent(own, step, prefix) for own in {v.mechanism for v in trials}}
     rows = []
     for s, seed in enumerate(seeds):
@@ -129,7 +127,6 @@ def _privacy_spent(mechanism: Mechanism, step: int, prefix: str) -> dict[str, An
     return {
         f"{prefix}epsilon": float(spent.max()),
         f"{prefix}epsilon_least": float(spent.min()),
-        # Where promises differ, each agent's ε is at its own δ.
         "delta": max(promise.delta for promise in mechanism.budget.promises),
         "unit": mechanism.budget.unit,
         "central_ratio": mechanism.central_ratio,
@@ -148,8 +145,7 @@ def run_of(row: Row) -> tuple[str, str, int]:
 
 def spread_of(parameters: Tensor) -> Tensor:
     """Return the root mean square distance of agents' models from their average, by run."""
-    # Squared distance of every model from the average of its run: (seeds, agents, trials). Relative
-    # to the first model, so that equal models have a distance of exactly zero.
+    # Relative to the first model, so that equal models have a distance of exactly zero.
     shifts = parameters - parameters[:, :1]
     spread = (shifts - shifts.mean(dim=1, keepdim=True)).square().sum(dim=-1)
     return spread.mean(dim=1).sqrt()
@@ -176,11 +172,10 @@ def _score(task: Task, parameters: Tensor, parts: Mapping[str, Samples]) -> dict
 class Quality:
     """Scores of predicted probabilities; NaN where one is not defined.
 
-    ``auc`` is the area under the ROC curve of the second of two classes, or the mean over classes
-    of that of each against all others. ``recall`` has one number for each class.
-    ``calibration_error`` is the expected one (ECE) of the most probable class, in 15 bins of equal
-    width. ``brier`` is the mean squared error of the probability of the second of two classes, or
-    the sum of that over classes.
+    ``auc`` is that of the second of two classes, or the mean over classes of each against all
+    others. ``recall`` has one number for each class. ``calibration_error`` is the expected one
+    (ECE), in 15 bins of equal width. ``brier`` is the mean squared error of the probability of the
+    second of two classes, or the sum of that over classes.
     """
 
     accuracy: float
@@ -196,7 +191,6 @@ _NUM_BINS = 15
 
 def measure_quality(probabilities: FloatArray, targets: IntArray) -> Quality:
     """Return the scores of probabilities, shape (samples, classes), for the right classes."""
-    # Scikit-learn takes a second to import, which runs without classes need not wait for.
     from sklearn.metrics import roc_auc_score
 
     num_samples, num_classes = probabilities.shape
@@ -205,7 +199,6 @@ def measure_quality(probabilities: FloatArray, targets: IntArray) -> Quality:
     hits = chosen == targets
     is_class = targets[:, None] == np.arange(num_classes)
     areas = [
-        # The area is not defined where all samples are in the class, or none.
         roc_auc_score(own, scores) if own.any() and not own.all() else math.nan
         for own, scores in zip(is_class.T, probabilities.T, strict=True)
     ]
@@ -246,10 +239,7 @@ def write_table(
     columns: Sequence[str] = COLUMNS,
     is_private: bool = False,
 ) -> None:
-    """Write these columns of rows to a CSV file, NaN as an empty field.
-
-    A private file is readable by its owner only.
-    """
+    """Write these columns of rows to a CSV file, NaN as an empty field."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     # The file gets its name when it is complete: readers never see half a table.
@@ -289,19 +279,11 @@ PUBLIC_SEEDS = (
 class Result:
     """The outcome of all runs of a sweep. An interrupted one is valid up to its last step.
 
-    Attributes:
-        trials: mechanisms with step-size schedules.
-        seeds: each trial was run once per seed.
-        parameters: the final models, shape (runs, agents, parameters): run s·len(trials) + v is
-            seed s with trial v. NaN for runs that broke down.
-        rows: the measurements, in order of steps.
-        num_steps: the number of completed steps.
-        cooldown_steps: the steps after them that only mixed.
-        status: ``complete``, or ``interrupted`` by the user.
-        stopped: why runs broke down, and at which step, by (mechanism, step size, seed).
-        notes: facts that a reader must know.
-        simulation: why ε is simulated, and no promise, in clauses; empty if it is one.
-        private_notes: facts that depend on the data without noise, for its owner alone.
+    ``parameters`` are the final models, shape (runs, agents, parameters): run s·len(trials) + v is
+    seed s with trial v; NaN for runs that broke down. ``rows`` are measurements, in order of steps.
+    ``num_steps`` were completed, and ``cooldown_steps`` after them only mixed. ``stopped`` says why
+    runs broke down, by (mechanism, step size, seed). ``simulation`` says why ε is simulated, and no
+    promise; empty if it is one. ``private_notes`` depend on data without noise, for its owner.
     """
 
     trials: tuple[Trial, ...] = field(repr=False)
@@ -324,13 +306,11 @@ class Result:
     @property
     def privacy(self) -> str:
         """A sentence on the models' privacy: the promise and its adversary, or its absence."""
-        # Mechanisms, not trials: a promise does not depend on the step size.
         against: dict[str, dict[str, list[str]]] = {}
         for own in dict.fromkeys(trial.mechanism for trial in self.trials):
             if own.budget is not None:
                 adversaries = against.setdefault(own.budget.describe(), {})
                 adversaries.setdefault(own.against, []).append(own.name)
-        # Each promise once, with its adversaries, and names where there are several.
         is_one = sum(map(len, against.values())) == 1
         promises = [
             f"{promise}, "
@@ -351,16 +331,12 @@ class Result:
 
     @property
     def average_parameters(self) -> Tensor:
-        """The average of the agents' final models, shape (runs, parameters).
-
-        After a cool-down the agents' own models nearly agree with it.
-        """
+        """The average of the agents' final models, shape (runs, parameters)."""
         return self.parameters.mean(dim=1)
 
     @property
     def last_rows(self) -> tuple[Row, ...]:
         """The last measurement of each run."""
-        # Rows are in order of steps, so that a later one replaces an earlier one.
         return tuple({run_of(row): row for row in self.rows}.values())
 
     def last_values(self, column: str) -> dict[tuple[str, str], list[float]]:

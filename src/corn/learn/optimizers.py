@@ -28,20 +28,17 @@ OptimizerFactory: TypeAlias = Callable[[list[nn.Parameter]], Optimizer]
 
 OptimizerName: TypeAlias = Literal["sgd", "adam", "adamw"]
 
+# None is the step of Algorithm 1, with its own momentum.
 NAMED_OPTIMIZERS: dict[OptimizerName, OptimizerFactory | None] = {
     "sgd": None,
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
 }
-"""Optimizers by name; None is the step of Algorithm 1, with its own momentum."""
 
 
 @final
 class RunOptimizers:
-    """One optimizer for each run of a sweep, each on the parameters of its model as one vector.
-
-    Models have shape (seeds, 1, trials, d). Step sizes of the sweep replace the learning rates.
-    """
+    """One optimizer for each run of a sweep, on its model as one vector (seeds, 1, trials, d)."""
 
     def __init__(self, factory: OptimizerFactory, parameters: Tensor) -> None:
         seeds, _, trials, _ = parameters.shape
@@ -69,20 +66,18 @@ class RunOptimizers:
 
 
 def require_exact_sums(network: Network) -> None:
-    """Raise for gossip, in which each agent would keep moments of its own releases."""
+    """Raise for gossip."""
     if network.mixing != "sum":
+        # Each would divide by moments of its own releases, and shared noise would not cancel.
         raise InvalidArgumentError(
-            f"optimizer needs exact sums, found mixing {network.mixing!r}: each agent would divide "
-            "by the second moment of its own noisy releases, and noise that agents share would "
-            "cancel no more; choose mixing='sum', or leave out optimizer"
+            f"optimizer needs exact sums, found mixing {network.mixing!r}: choose mixing='sum'"
         )
 
 
 def require_one_gradient(optimizer: Optimizer) -> None:
     """Raise for an optimizer that asks for several gradients in a step: each would be a release."""
     takes_one = not isinstance(optimizer, torch.optim.LBFGS)
-    rule = "one that takes one gradient for a step"
-    require(takes_one, "optimizer", rule, "LBFGS, which asks for several", advice="use SGD")
+    require(takes_one, "optimizer", "one that takes one gradient for a step", "LBFGS")
 
 
 def read_learning_rate(factory: OptimizerFactory) -> float:
@@ -93,12 +88,9 @@ def read_learning_rate(factory: OptimizerFactory) -> float:
 def _make_one(factory: OptimizerFactory, start: Tensor) -> tuple[nn.Parameter, Optimizer]:
     parameter = nn.Parameter(start.clone())
     optimizer = factory([parameter])
-    require(
-        list(map(id, _list_parameters(optimizer))) == [id(parameter)],
-        "optimizer",
-        "a function of a list of parameters that returns an optimizer of torch for them",
-        f"{type(optimizer).__name__} with other parameters",
-    )
+    is_own = list(map(id, _list_parameters(optimizer))) == [id(parameter)]
+    rule = "a function that returns an optimizer of torch for the parameters that it gets"
+    require(is_own, "optimizer", rule, f"{type(optimizer).__name__} with other parameters")
     require_one_gradient(optimizer)
     return parameter, optimizer
 
@@ -152,23 +144,15 @@ def _as_tensor(value: bool | int | float) -> Tensor:
 def tabulate_schedule(
     optimizer: Optimizer, factory: ScheduleFactory, num_steps: int
 ) -> list[HyperParameters]:
-    """Return the hyperparameters of each step by a scheduler.
-
-    They are computed before the first batch, so that no measurement of the run can change them.
-    """
-    # A stand-in with the same settings: a scheduler replaces methods of its optimizer, and warns
-    # unless its steps follow those of the optimizer.
+    """Return the hyperparameters of each step, before any measurement could change them."""
+    # A stand-in: a scheduler replaces methods of its optimizer, and warns without its steps.
     groups: Any = [{**own, "params": [torch.zeros(1)]} for own in copy_groups(optimizer)]
     stand_in = _StandIn(groups, optimizer.defaults)
     scheduler = factory(stand_in)
-    is_plateau = isinstance(scheduler, ReduceLROnPlateau)
-    if is_plateau or getattr(scheduler, "optimizer", None) is not stand_in:
-        raise InvalidArgumentError(
-            "schedule must be a function that returns a scheduler of torch for the optimizer that "
-            "it is given, by step numbers alone, found "
-            f"{type(scheduler).__name__}{', which follows a loss' if is_plateau else ''}; for a "
-            "loss on public data see optimizer.public_change()"
-        )
+    is_own = getattr(scheduler, "optimizer", None) is stand_in
+    is_own = is_own and not isinstance(scheduler, ReduceLROnPlateau)
+    rule = "a scheduler of torch for the given optimizer, by step numbers alone"
+    require(is_own, "schedule", rule, type(scheduler).__name__)
     table = []
     for _ in range(num_steps):
         table.append(copy_groups(stand_in))
@@ -190,17 +174,12 @@ def copy_groups(optimizer: Optimizer) -> HyperParameters:
     ]
 
 
-def copy_settings(optimizer: Optimizer) -> list[tuple[list[int], dict[str, Any]]]:
-    """Return the identities of the parameters of each group, and a copy of its values."""
+def copy_rule(optimizer: Optimizer) -> Any:
+    """Return the identities of the parameters of each group, and copies of settings and state."""
     held = [list(map(id, group["params"])) for group in optimizer.param_groups]
-    return list(zip(held, copy_groups(optimizer), strict=True))
-
-
-def copy_state(optimizer: Optimizer) -> Any:
-    """Return a copy of the state of each parameter, in their order."""
     # Not by parameter: dictionaries of tensors cannot be compared.
     states = [dict(optimizer.state.get(own, {})) for own in _list_parameters(optimizer)]
-    return len(optimizer.state), tree_map(_copy_value, states)
+    return held, copy_groups(optimizer), len(optimizer.state), tree_map(_copy_value, states)
 
 
 def _copy_value(value: Any) -> Any:

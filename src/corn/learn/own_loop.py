@@ -1,7 +1,6 @@
 """The user's own training loop, made private: its batches, gradients and optimizer.
 
-Each step draws a batch as the accounting assumes. The loop computes one training loss for each
-sample. The gradient of each is clipped, the sums get noise and are rounded by
+The gradient of each sample is clipped, the sums get noise and are rounded by
 :mod:`corn.learn.step`, and the user's optimizer steps along the result. That is post-processing as
 long as nothing else reaches the step: so the parameters, the optimizer's state and its settings
 must be those that CorN has left.
@@ -30,10 +29,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Sampler, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Sampler, Subset
 
 from corn.checks import require, require_count
-from corn.errors import CornError, CornWarning, InvalidArgumentError
+from corn.errors import CornError, CornWarning
 from corn.learn.batches import (
     AgentData,
     Batch,
@@ -42,20 +41,20 @@ from corn.learn.batches import (
     require_fitting_samples,
 )
 from corn.learn.mechanism import Mechanism
+from corn.learn.metrics import PUBLIC_SEEDS
 from corn.learn.optimizers import (
     HyperParameters,
     ScheduleFactory,
-    copy_settings,
-    copy_state,
+    copy_rule,
     require_one_gradient,
     restore_state,
     save_state,
     tabulate_schedule,
 )
 from corn.learn.perturbation import NoiseShare, make_source, simulation_nonce
-from corn.learn.problem import require_device, require_plain_loader
-from corn.learn.step import AgentStepper, UpdateRule, sum_clipped_samples
-from corn.learn.tasks.protocol import Gradients
+from corn.learn.problem import take_dataset
+from corn.learn.step import AgentStepper, sum_clipped_samples
+from corn.learn.tasks.protocol import Gradients, require_device
 from corn.learn.user_model import (
     SampleGradients,
     UserModel,
@@ -66,6 +65,7 @@ from corn.noise import ReleaseLedger
 from corn.noise.stream import NONCE_BYTES
 from corn.plan import Plan, fingerprint, make_plan
 from corn.privacy import PrivacyBudget
+from corn.privacy.accounting import group_agents
 from corn.privacy.budget import Adjacency
 from corn.privacy.composition import Expense, PlanTerms, compose_expenses
 from corn.privacy.rounding import write_exactly
@@ -153,10 +153,7 @@ def make_private(
     """
     require_count("epochs", epochs)
     agents = network if isinstance(network, Network) else load_network(network)
-    if agents.mixing != "sum":
-        raise InvalidArgumentError(
-            "network must have mixing='sum', found 'gossip': corn.train simulates gossip"
-        )
+    require(agents.mixing == "sum", "network", "of mixing='sum'", repr(agents.mixing))
     source = LoopData.of_agents(data_loader, agents.agent_names, seed=seed)
     steps_per_epoch = math.ceil(len(source.dataset) / source.batch_size)
     budget = PrivacyBudget(
@@ -167,7 +164,6 @@ def make_private(
         unit="sample",
         adjacency=adjacency,
         batch_size=max(1, round(source.batch_size / agents.num_agents)),
-        # As in Opacus: a pass has as many batches as the loader.
         sampling_rate=1 / steps_per_epoch,
     )
     print(  # noqa: T201 - once, for whoever knows Opacus
@@ -201,7 +197,7 @@ def simulate(
     sizes = [len(rows) for rows in source.rows]
     require_fitting_samples(plan.budget, sizes)
 
-    def open_steps(model: UserModel, update: UpdateRule) -> Simulation:
+    def open_steps(model: UserModel, update: PrivateOptimizer) -> Simulation:
         return Simulation(plan, model, sizes, update, seed=seed, ledger=ledger)
 
     return open_loop(plan, open_steps, source, **options)
@@ -209,7 +205,7 @@ def simulate(
 
 def open_loop(
     plan: Plan,
-    open_steps: Callable[[UserModel, UpdateRule], LoopSteps],
+    open_steps: Callable[[UserModel, PrivateOptimizer], LoopSteps],
     source: LoopData,
     *,
     module: nn.Module,
@@ -233,8 +229,7 @@ def open_loop(
         optimizer, model, plan, open_steps, schedule=table, num_pieces=accumulation
     )
     query = plan.budget.queries[0]
-    # From the plan alone: a loop over epochs makes this number public. Unit agent has no other
-    # number than that of the agent's samples.
+    # From the plan alone, or unit agent: a loop over epochs makes this number public.
     rate = query.sampling_rate or source.batch_size / sum(map(len, source.rows))
     steps_per_epoch = query.steps_per_pass or max(1, round(1 / rate))
     loader = PrivateLoader(private, source, steps_per_epoch=steps_per_epoch, device=device)
@@ -249,20 +244,17 @@ def check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:
     require(is_whole, "module", "on one device", kind, advice="give its .module")
     own = {id(p) for p in module.parameters() if p.requires_grad}
     held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
-    # A parameter outside the optimizer would get noise and never move; one outside the module would
-    # follow gradients without noise.
-    if own != held:
-        raise InvalidArgumentError(
-            "optimizer must have the module's parameters with requires_grad, all of them and no "
-            f"others, found {len(held & own)} of {len(own)} and {len(held - own)} others"
-        )
+    # Outside the optimizer a parameter never moves; outside the module it would get no noise.
+    rule = "one of all parameters of the module with requires_grad, and of no others"
+    found = f"{len(held & own)} of {len(own)} and {len(held - own)} others"
+    require(own == held, "optimizer", rule, found)
 
 
 class LoopSteps(Protocol):
     """The steps of a loop: of all agents of a simulation, or of one agent of a network.
 
     ``position`` is the number of the next step, and ``model`` what it begins with. Checkpoints know
-    a run by its name ``run``. ``is_simulated`` tells whether the noise follows from a public seed.
+    a run by its name ``run``.
     """
 
     is_simulated: bool
@@ -295,7 +287,7 @@ class Simulation:
         plan: Plan,
         model: UserModel,
         sizes: Sequence[int],
-        update: UpdateRule,
+        update: PrivateOptimizer,
         *,
         seed: int | None,
         ledger: Path | str | None,
@@ -306,7 +298,7 @@ class Simulation:
         self._process = os.getpid()
         self._begun = 0
         self.position = 0
-        self._precisions: list[float] = Mechanism.from_plan(plan).precision.tolist()
+        self._precision = Mechanism.from_plan(plan).precision
         self._ledger = None
         if ledger is not None:
             # A new run of passes has new orders: a sample could be twice in the present pass.
@@ -317,11 +309,10 @@ class Simulation:
                 plan_fingerprint=fingerprint(plan),
                 agent=0,
                 terms=self._terms_of(0),
-                precision=max(self._precisions),
+                precision=float(self._precision.max()),
             )
         self.run = secrets.token_hex(16) if seed is None else f"seed {seed}"
         source = make_source(plan.decomposition, seed or 0, is_secret=seed is None)
-        # Keys are used once, in this run.
         nonce = secrets.token_bytes(NONCE_BYTES) if seed is None else simulation_nonce(seed)
         self._shares, self._steppers = [], []
         for agent, size in enumerate(sizes):
@@ -339,10 +330,7 @@ class Simulation:
 
     def _require_own_process(self) -> None:
         if os.getpid() != self._process:
-            raise CornError(
-                "steps must be taken in the process that called make_private, found a fork of it, "
-                "which would release with the same noise"
-            )
+            raise CornError("steps must be taken in one process: a fork would have the same noise")
 
     def begin(self) -> Sequence[AgentStepper]:
         """See ``LoopSteps``."""
@@ -351,7 +339,6 @@ class Simulation:
         if self.position >= self._plan.budget.num_steps or is_spent:
             return []
         if self._ledger is not None:
-            # One count for all agents, which release together.
             self._ledger.reserve(self._begun)
         self._begun += 1
         for stepper, share in zip(self._steppers, self._shares, strict=True):
@@ -363,7 +350,6 @@ class Simulation:
         self._require_own_process()
         messages = [stepper.release_masked(observe=False) for stepper in self._steppers]
         total = np.add.reduce(messages, dtype=messages[0].dtype)
-        # Sizes of steps are those of the user's optimizer.
         moved = self._steppers[0].finish(total, step_size=1.0)
         if moved is None:
             raise CornError("masks of a simulation must cancel, found that they did not")
@@ -378,16 +364,12 @@ class Simulation:
         if not is_own and self._begun:
             raise CornError("a checkpoint must be loaded before the first batch, found a later one")
         if not is_own and not self.is_simulated:
-            if self._ledger is None:
-                raise CornError(
-                    "a checkpoint of another process needs make_private(ledger=…): that process "
-                    "may have made more steps, and only a ledger counts them"
-                )
-            spent = self._plan.budget.num_steps - self._ledger.remaining
+            count = self._plan.budget.num_steps
+            spent = -1 if self._ledger is None else count - self._ledger.remaining
             if spent < checkpoint["step"]:
                 raise CornError(
-                    f"the ledger must be that of the checkpoint's run, with {checkpoint['step']} "
-                    f"steps or more, found one that counts {spent}"
+                    "a checkpoint of another process, which may have made more steps, needs "
+                    "make_private(ledger=…) with the ledger of its run: only that counts them"
                 )
         # A run with a seed repeats its own releases. Steps with secret noise are never taken back.
         if not is_own or self.is_simulated:
@@ -400,11 +382,11 @@ class Simulation:
         if self._ledger is not None:
             begun = self._plan.budget.num_steps - self._ledger.remaining
         # Agents with one promise differ in their noise only, and the least noise decides.
-        worst: dict[PlanTerms, float] = {}
-        for agent, precision in enumerate(self._precisions):
-            terms = self._terms_of(agent)
-            worst[terms] = max(precision, worst.get(terms, 0.0))
-        return [Expense(terms, precision, begun) for terms, precision in worst.items()]
+        groups = group_agents(self._plan.budget, len(self._precision)).values()
+        return [
+            Expense(self._terms_of(int(own[0])), float(self._precision[own].max()), begun)
+            for own in groups
+        ]
 
     def close(self) -> None:
         """See ``LoopSteps``."""
@@ -414,11 +396,7 @@ class Simulation:
 
 @final
 class ClippedSums:
-    """The sums of the clipped gradients of each agent's samples, over the pieces of one step.
-
-    A step's samples are those of all agents, one agent after the other. ``num_pieces`` batches show
-    them.
-    """
+    """The sums of each agent's clipped sample gradients, over the batches that show one step."""
 
     def __init__(
         self, batches: Sequence[Batch], *, clip: float, num_parameters: int, num_pieces: int
@@ -431,13 +409,11 @@ class ClippedSums:
         # Padding is in the loop's batch as well. Its weight removes it from the sum.
         self._weights = torch.cat([batch.weights[0] for batch in batches])
         # Pieces of different lengths, so that losses of one are never taken for those of another.
-        # Shapes of batches are public, and so are the cuts.
         count = len(self._rows)
         least = (count - num_pieces * (num_pieces - 1) // 2) // num_pieces
         require(least > 0, "accumulation", "less, as a step has few samples", num_pieces)
         cuts = np.cumsum([least + k for k in range(num_pieces - 1)]).tolist()
         pieces = torch.arange(count).tensor_split(cuts)
-        # The pieces that were not shown yet, and those whose gradients were not added.
         self.hidden, self.missing = list(pieces), list(pieces)
         self._totals = torch.zeros(len(batches), num_parameters, dtype=torch.float64)
         self._factors = torch.ones(count, dtype=torch.float64)
@@ -455,7 +431,6 @@ class ClippedSums:
         for agent, batch in enumerate(self._batches):
             for own in torch.split(piece[self._agents[piece] == agent], limit):
                 found, self._factors[own] = sum_clipped_samples(
-                    # In the clip's type, float64: see ``sum_clipped_samples``.
                     gradients[own - piece[0]].cpu().to(self._clip.dtype),
                     self._clip,
                     self._weights[own],
@@ -469,7 +444,6 @@ class ClippedSums:
         """Return the sum of one agent's samples."""
         return Gradients.of_samples(
             self._totals[agent].view(1, 1, -1),
-            # As (cells, samples, trials), with one cell and one trial.
             self._factors[self._agents == agent].view(1, -1, 1),
             self._batches[agent].weights,
         )
@@ -479,8 +453,7 @@ class ClippedSums:
 class _Progress:
     """The position of a loop: libraries copy the attributes of an optimizer, and so share it."""
 
-    settings: Any  # those of the user's optimizer, as CorN left them last
-    state: Any
+    rule: Any  # settings and state of the user's optimizer, as CorN left them last
     steppers: Sequence[AgentStepper] = ()  # of the step under way
     sums: ClippedSums | None = None
     error: BaseException | None = field(default=None, repr=False)
@@ -501,7 +474,7 @@ class PrivateOptimizer(Optimizer):
         inner: Optimizer,
         model: UserModel,
         plan: Plan,
-        open_steps: Callable[[UserModel, UpdateRule], LoopSteps],
+        open_steps: Callable[[UserModel, PrivateOptimizer], LoopSteps],
         *,
         schedule: Sequence[HyperParameters] | None = None,
         num_pieces: int = 1,
@@ -515,10 +488,9 @@ class PrivateOptimizer(Optimizer):
         self.num_pieces = num_pieces
         # Moments from before could depend on data.
         inner.state = type(inner.state)(dict)
-        self._now = _Progress(copy_settings(inner), copy_state(inner))
+        self._now = _Progress(copy_rule(inner))
         self._steps = open_steps(model, self)
-        # A script that fails closes its links here. Later the interpreter has stopped the threads
-        # that do it.
+        # Links are closed here: later the interpreter has stopped the threads that do it.
         atexit.register(self.leave)
 
     def leave(self) -> None:
@@ -555,10 +527,7 @@ class PrivateOptimizer(Optimizer):
         raise CornError("parameters must be given before make_private: others would get no noise")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the user's optimizer, the trained parameters, and the position.
-
-        All of it follows from releases, so that it may be published with the model.
-        """
+        """Return optimizer, parameters and position: all of it follows from releases."""
         own = {
             "plan": fingerprint(self._plan).hex(),
             "run": self._steps.run,
@@ -573,36 +542,16 @@ class PrivateOptimizer(Optimizer):
         own = rest.pop("corn", {"plan": "none"})
         if self._now.steppers:
             raise CornError("a state must be loaded between two steps, found one under way")
-        if own["plan"] != fingerprint(self._plan).hex():
+        is_own = own["plan"] == fingerprint(self._plan).hex()
+        if not is_own or len(own["parameters"]) != self._model.num_parameters:
             raise CornError(
-                "state_dict must be that of a private optimizer under the same plan, found that "
-                f"of plan {own['plan'][:16]}"
+                "state_dict must be that of a private optimizer under the same plan, with the "
+                f"parameters of this module, found that of plan {own['plan'][:16]}"
             )
-        if len(own["parameters"]) != self._model.num_parameters:
-            raise CornError("state_dict must be that of this module, found other parameters")
         self._steps.resume(own)
         self._inner.load_state_dict(rest)
         self._model.write(own["parameters"])
-        self._now.settings, self._now.state = copy_settings(self._inner), copy_state(self._inner)
-
-    @contextmanager
-    def public_change(self) -> Iterator[None]:
-        """Allow changes of ``param_groups`` that depend on step numbers and public data alone.
-
-        The caller declares this, and nothing can check it: a learning rate that follows from the
-        training loss, or from a score on private data, reveals it to all who see the models. In a
-        network every agent must make the same change at the same step.
-
-        ``with optimizer.public_change(): plateau.step(loss_on_public_data)``
-        """
-        if self._schedule is not None:
-            raise CornError("use either make_private(schedule=…) or optimizer.public_change()")
-        self._require_same_rule()
-        yield
-        changed = copy_settings(self._inner)
-        if [held for held, _ in changed] != [held for held, _ in self._now.settings]:
-            raise CornError("parameters must be given before make_private, found other ones")
-        self._now.settings = changed
+        self._now.rule = copy_rule(self._inner)
 
     def begin_batch(self) -> list[tuple[int, int]]:
         """Return the agent and the row of each sample of the next batch; none after the last."""
@@ -627,7 +576,7 @@ class PrivateOptimizer(Optimizer):
                 values = self._schedule[now.steppers[0].step]
                 for group, own in zip(self._inner.param_groups, values, strict=True):
                     group.update(own)
-                now.settings = copy_settings(self._inner)
+                now.rule = copy_rule(self._inner)
             now.sums = ClippedSums(
                 [stepper.batch for stepper in now.steppers],
                 clip=self._plan.budget.clip,
@@ -653,24 +602,19 @@ class PrivateOptimizer(Optimizer):
         """Return the mean of the losses of all samples of the batch, for unit ``sample``.
 
         ``losses`` has one loss for each sample, as losses of torch with ``reduction="none"``; for
-        sequences, the mean over each sample's own positions. The backward pass of the mean takes
-        the gradient of each loss, of weight 1 whatever the mean is multiplied by. Losses that
-        depend on other samples are refused. A factor that is computed from the whole batch without
-        gradients, such as class weights from its counts, is not noticed and breaks the promise.
+        sequences, the mean over each sample's own positions. Losses that depend on other samples
+        are refused. A factor that is computed from the whole batch without gradients, such as class
+        weights from its counts, is not noticed and breaks the promise.
         """
         sums, samples = self._now.sums, self._samples
         if samples is None:
-            raise CornError(
-                "optimizer.mean(losses) is for unit='sample', found unit='agent': call "
-                "loss.backward() with any loss of the batch"
-            )
+            raise CornError("optimizer.mean(losses) is for unit='sample': call loss.backward()")
         if sums is None:
             raise CornError("optimizer.mean(losses) must follow a batch of the private loader")
 
         def take(_: Tensor) -> None:
             # Gradients at parameters that depend on the batch would depend on all of its samples.
             self._model.require_unchanged()
-            # A backward pass has them disabled.
             with torch.enable_grad():
                 gradients = samples.take(losses)
             sums.add(gradients)
@@ -687,10 +631,8 @@ class PrivateOptimizer(Optimizer):
         if now.error is not None:
             raise now.error
         if now.sums is None:
-            raise CornError(
-                "optimizer.step() must follow a batch of the private loader, once: every step is a "
-                "release, and needs new noise"
-            )
+            # Every step is a release, and needs new noise.
+            raise CornError("optimizer.step() must follow a batch of the private loader, once")
         # Not handed to the user's optimizer, which could call it again after the release.
         if closure is not None:
             with torch.enable_grad():
@@ -705,10 +647,7 @@ class PrivateOptimizer(Optimizer):
         self._require_same_rule()
         if self._samples is not None:
             if self._model.has_gradient:
-                raise CornError(
-                    "with unit='sample' gradients must come from optimizer.mean(losses), found "
-                    "others: remove them by optimizer.zero_grad()"
-                )
+                raise CornError("gradients must come from optimizer.mean(losses), found others")
             for agent, stepper in enumerate(now.steppers):
                 stepper.clip(now.sums.of_agent(agent))
         else:
@@ -724,33 +663,48 @@ class PrivateOptimizer(Optimizer):
 
     def __reduce__(self) -> Any:
         """Refuse copies, which would draw the same noise for other gradients."""
-        raise CornError(
-            "a copy of a private optimizer would release with the same noise: keep "
-            "optimizer.state_dict()"
-        )
+        raise CornError("a copy would release with the same noise: keep optimizer.state_dict()")
 
     def take_step(self, released: Tensor) -> Tensor:
-        """See ``UpdateRule``: the user's optimizer steps along a release, or their average."""
+        """Return the model after the user's step along a release, or the average of all."""
         self._model.set_gradient(released)
         self._inner.step()
-        self._now.state = copy_state(self._inner)
+        self._now.rule = copy_rule(self._inner)
         # Before the model leaves the agent.
         self._model.require_frozen()
         return self._model.read()
 
     def save(self) -> dict[str, Tensor]:
-        """See ``UpdateRule``."""
+        """Return what the optimizer keeps between steps."""
         return save_state(self._inner)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """See ``UpdateRule``."""
+        """Go on with what another agent's optimizer keeps, or raise ``InvalidArgumentError``."""
         self._inner.state = restore_state(self._inner, state)
-        self._now.settings, self._now.state = copy_settings(self._inner), copy_state(self._inner)
+        self._now.rule = copy_rule(self._inner)
+
+    @contextmanager
+    def public_change(self) -> Iterator[None]:
+        """Allow changes of ``param_groups`` that depend on step numbers and public data alone.
+
+        The caller declares this, and nothing can check it: a learning rate that follows from the
+        training loss, or from a score on private data, reveals it to all who see the models. In a
+        network every agent must make the same change at the same step.
+
+        ``with optimizer.public_change(): plateau.step(loss_on_public_data)``
+        """
+        if self._schedule is not None:
+            raise CornError("use either make_private(schedule=…) or optimizer.public_change()")
+        self._require_same_rule()
+        parameters, _, *state = self._now.rule
+        yield
+        found, groups, *_ = copy_rule(self._inner)
+        if found != parameters:
+            raise CornError("parameters must be given before make_private, found other ones")
+        self._now.rule = parameters, groups, *state
 
     def _require_same_rule(self) -> None:
-        # A parameter that leaves its group stops moving, which others see too.
-        present = copy_settings(self._inner), copy_state(self._inner)
-        if not has_same_values((self._now.settings, self._now.state), present):
+        if not has_same_values(self._now.rule, copy_rule(self._inner)):
             raise CornError(
                 "param_groups and the optimizer's state must not change between steps, found that "
                 "they did: what depends on data is public with the models; give a schedule of the "
@@ -761,9 +715,8 @@ class PrivateOptimizer(Optimizer):
     def get_epsilon(self, delta: float | None = None) -> float:
         """Return the ε spent so far at δ, of the agent that spent most; by default at its own δ.
 
-        It includes floating point, earlier runs of the plan, and the step that is under way. After
-        agents were lost, it is that of the plan with less noise. With a public seed it is the ε
-        that the same run with secret keys would spend.
+        It includes floating point, earlier runs of the plan, and the step that is under way. With a
+        public seed it is the ε that the same run with secret keys would spend.
         """
         return max(
             compose_expenses(
@@ -776,10 +729,7 @@ class PrivateOptimizer(Optimizer):
     def privacy(self) -> str:
         """A sentence on the privacy of the models: the promise, its unit and its adversary."""
         if self._steps.is_simulated:
-            return (
-                f"simulated: {self._plan.describe()}; the noise follows from a public seed, so "
-                "these models protect nobody; seed=None, or an agent with keys, draws secret noise"
-            )
+            return f"simulated: {self._plan.describe()}; {PUBLIC_SEEDS}"
         return f"the models keep {self._plan.describe()}"
 
 
@@ -800,10 +750,7 @@ class _GivenSchedule(LRScheduler):
 
 @dataclass(frozen=True, eq=False)
 class LoopData:
-    """The samples of all agents, and the rows of each agent's samples among them.
-
-    ``batch_size`` is the number of samples in a batch of all agents, on average.
-    """
+    """All samples, the rows of each agent among them, and the batch size of all agents."""
 
     dataset: Any
     collate: Callable[[list[Any]], Any]
@@ -839,21 +786,14 @@ class LoopData:
     @classmethod
     def of_agent(cls, loader: DataLoader[Any]) -> LoopData:
         """Return the data of one loader, or raise where batches cannot be drawn from it."""
-        require_plain_loader(loader)
-        dataset: Any = loader.dataset
-        rule = "with a data set whose items have numbers, by which they are drawn"
-        is_stream = isinstance(dataset, IterableDataset)
-        require(not is_stream, "data_loader", rule, "a stream", advice="read it into a list")
+        dataset = take_dataset(loader)
         require(len(dataset) > 0, "data_loader", "of at least one sample", "none")
         require_different_samples([dataset])
         size = loader.batch_size or len(dataset)
         return cls(dataset, loader.collate_fn, [range(len(dataset))], size)
 
     def check(self) -> None:
-        """Raise if the collate function puts samples along another dimension, or mixes them.
-
-        The first sample of small batches is replaced; the rows of all others must stay.
-        """
+        """Raise if the collate function mixes samples: replacing one must change no other row."""
         count = len(self.dataset)
         # Several: functions that mix samples at random leave some batches as they are.
         for trial in range(_COLLATE_TRIALS):
@@ -865,12 +805,11 @@ class LoopData:
                 with seeded_randomness(trial):
                     # Copied: a function that changes samples in place must find them as they were.
                     batches.append(self.collate(copy.deepcopy([changed, *rest])))
-            if not _keeps_others(batches[0], batches[1], _COLLATE_SAMPLES):
-                raise InvalidArgumentError(
-                    "collate_fn must put samples along the first dimension, and make each row from "
-                    "its own sample alone, found that another sample changes a row, as in mixup: "
-                    "clipping a sample then does not bound its influence; use unit='agent'"
-                )
+            # Clipping a sample would not bound its influence on rows of others.
+            is_own = _keeps_others(batches[0], batches[1], _COLLATE_SAMPLES)
+            rule = "one that puts samples along the first dimension, each row from its own sample"
+            found = "rows that other samples change, as in mixup"
+            require(is_own, "collate_fn", rule, found, advice="use unit='agent'")
 
 
 _COLLATE_TRIALS = 10
@@ -939,18 +878,14 @@ class _NoSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         raise CornError(
-            "batches must come from the private loader itself: leave it out of "
-            "accelerator.prepare(), and let Trainer resume with ignore_data_skip=True"
+            "batches must come from the private loader: leave it out of accelerator.prepare(), and "
+            "let Trainer resume with ignore_data_skip=True"
         )
 
 
 @final
 class PrivateLoader(DataLoader[Any]):
-    """Batches drawn as the accounting assumes, collated by the user's own function.
-
-    An iteration takes the steps that are left of a pass over the data. After the last step of the
-    plan it has no batches, and warns. Items are read in this process.
-    """
+    """Batches drawn as the accounting assumes, for the steps left of a pass over the data."""
 
     # Accelerate leaves loaders alone that it takes for its own; it would draw batches ahead.
     _is_accelerate_prepared = True
@@ -973,9 +908,8 @@ class PrivateLoader(DataLoader[Any]):
     def close(self) -> None:
         """End an agent's run before the last step; the others go on as their settings say.
 
-        All others see at which step an agent leaves. So the decision must not depend on private
-        data: not on the training loss, nor on a score on data of the agent. The same holds for a
-        loop that ends by an exception.
+        All others see at which step an agent leaves, also by an exception. So the decision must not
+        depend on private data, such as the training loss or a score on data of the agent.
         """
         self._optimizer.leave()
 

@@ -1,7 +1,6 @@
 """Splits of samples into training, validation and test parts, and partitions over agents.
 
-Private samples are split and dealt out by coins of their own (``toss_coins``), so that a changed
-sample moves no other. The other functions look at all samples, for public data and simulations.
+Private samples are dealt out by coins of their own, so that a changed sample moves no other.
 """
 
 from __future__ import annotations
@@ -17,15 +16,12 @@ from numpy.typing import ArrayLike
 
 from corn.checks import FloatArray, IntArray, require, require_count, require_in_range
 
+# The fraction of all samples for tests, and of the others to measure models while they train.
 TEST_FRACTION = 0.2
-"""The fraction of all samples that models are tested on."""
-
 VALIDATION_FRACTION = 0.1
-"""The fraction of the other samples that measures a model while it trains."""
 
 AgentRows: TypeAlias = list[IntArray]
-"""The row numbers of each agent's samples: disjoint, complete, and, unless stated otherwise, at
-least one per agent."""
+"""The row numbers of each agent's samples: disjoint and complete."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,12 +34,7 @@ class Split:
 
 
 def split_samples(num_samples: int, *, seed: int) -> Split:
-    """Draw a fifth for tests (the paper's 80/20), then a tenth of the rest for validation.
-
-    For public benchmarks only, whose sizes never change: parts then have exact sizes. One sample
-    more or less moves hundreds of others, which no ε covers; private samples need
-    ``split_by_coins``.
-    """
+    """Draw a fifth for tests, then a tenth for validation, of public benchmarks only."""
     num_test = round(num_samples * TEST_FRACTION)
     num_validation = round((num_samples - num_test) * VALIDATION_FRACTION)
     rng = np.random.default_rng(require_count("seed", seed, least=0))
@@ -56,8 +47,7 @@ def toss_coins(contents: Iterable[bytes], *, seed: int) -> FloatArray:
     """Return two independent uniform numbers in [0, 1) for each sample, shape (samples, 2).
 
     They follow from the public seed, the content of the sample, and how many samples before it have
-    the same content. So where a sample is added, removed or changed, all others keep their coins:
-    equal samples are interchangeable, and the last of them is the one that comes or goes.
+    the same content. So where a sample is added, removed or changed, all others keep their coins.
     """
     key = hashlib.blake2b(str(require_count("seed", seed, least=0)).encode()).digest()
     seen: Counter[bytes] = Counter()
@@ -72,11 +62,7 @@ def toss_coins(contents: Iterable[bytes], *, seed: int) -> FloatArray:
 
 
 def split_by_coins(coins: FloatArray, *, test_fraction: float) -> Split:
-    """Put each sample into a part by its own coin, shape (samples,), so that sizes are random.
-
-    A part may be empty. The test part depends on ``test_fraction`` alone.
-    """
-    # Rows come in order of their coins, so that the order of a file does not matter.
+    """Put each sample into a part by its own coin, so that sizes are random; one may be empty."""
     order = np.argsort(coins, kind="stable")
     limits = test_fraction, test_fraction + (1 - test_fraction) * VALIDATION_FRACTION
     test, validation, train = np.split(order, np.searchsorted(coins[order], limits))
@@ -84,10 +70,7 @@ def split_by_coins(coins: FloatArray, *, test_fraction: float) -> Split:
 
 
 def deal_by_coins(coins: FloatArray, num_agents: int) -> AgentRows:
-    """Assign each sample to an agent by its own coin, shape (samples,), so that sizes are random.
-
-    An agent may get no sample.
-    """
+    """Assign each sample to an agent by its own coin; an agent may get none."""
     agents = (coins * num_agents).astype(np.int64)
     return [np.flatnonzero(agents == agent) for agent in range(num_agents)]
 
@@ -100,19 +83,10 @@ def partition_samples(spec: str, labels: ArrayLike, num_agents: int, *, seed: in
       gives agents few labels and uneven sizes. The paper uses α = 10. An agent without any sample
       gets one from the agent with the most.
     - shards: samples are sorted by label and cut into k equal shards for each agent.
-
-    >>> parts = partition_samples("dirichlet:1", [0, 0, 0, 1, 1, 1], 2, seed=0)
-    >>> sorted(np.concatenate(parts).tolist())
-    [0, 1, 2, 3, 4, 5]
     """
     found = np.asarray(labels)
     require(found.ndim == 1, "labels", "one number per sample", f"shape {found.shape}")
-    require_count(
-        "num_agents",
-        num_agents,
-        most=len(found),
-        advice="each agent needs a sample of its own; take fewer agents or a larger data set",
-    )
+    require_count("num_agents", num_agents, most=len(found), advice="each needs a sample")
     kind, _, number = spec.partition(":")
     rng = np.random.default_rng(require_count("seed", seed, least=0))
     if kind in ("dirichlet", "shards"):
@@ -137,7 +111,6 @@ def _partition_dirichlet(
     for label in np.unique(labels):
         rows = rng.permutation(np.flatnonzero(labels == label))
         proportions = rng.dirichlet(np.full(num_agents, concentration))
-        # Rounding the cumulative sums, not the sizes, assigns every row exactly once.
         cuts = np.round(np.cumsum(proportions)[:-1] * len(rows)).astype(np.int64)
         for part, piece in zip(parts, np.split(rows, cuts), strict=True):
             part.append(piece)
@@ -153,12 +126,8 @@ def _partition_dirichlet(
 def _partition_shards(
     labels: IntArray, num_agents: int, shards_per_agent: int, rng: np.random.Generator
 ) -> AgentRows:
-    require_count(
-        "shards_per_agent",
-        shards_per_agent,
-        most=len(labels) // num_agents,
-        advice=f"{num_agents} agents share {len(labels)} samples, and no shard may be empty",
-    )
+    most = len(labels) // num_agents
+    require_count("shards_per_agent", shards_per_agent, most=most, advice="none may be empty")
     # Samples of one label come in random order, so that shards do not follow the file's order.
     shuffled = rng.permutation(len(labels))
     order = shuffled[np.argsort(labels[shuffled], kind="stable")]

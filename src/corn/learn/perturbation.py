@@ -1,8 +1,7 @@
 """The noise of all agents in all runs at one step, drawn when it is needed and never stored.
 
 ``JointNoise`` is line 6 of the paper's algorithm, v = R^{1/2} s, where all mechanisms of a seed use
-the **same** standard normals s (common random numbers). ``KeyedNoise`` draws each agent's share
-from keys, bit for bit as agents do with these keys by ``NoiseShare``.
+the **same** standard normals s (common random numbers). ``KeyedNoise`` draws shares as agents do.
 """
 
 from __future__ import annotations
@@ -46,10 +45,7 @@ _MOST_DENSE = 200
 
 
 def make_root(noise: Decomposition) -> SparseMatrix | FloatArray:
-    """Return a matrix F with F Fᵀ = R, shape (n, normals), whose product takes least time.
-
-    It is sparse for private noise and for noise of few streams.
-    """
+    """Return F with F Fᵀ = R, shape (n, normals): sparse for noise of few streams."""
     if not _prefers_shares(noise):
         return symmetric_root(noise.covariance)
     # A scale of one leaves weights as they are: F = [diag(√θ), factors].
@@ -78,9 +74,8 @@ def symmetric_root(covariance: FloatArray) -> FloatArray:
 class JointNoise:
     """Noise v ~ N(0, R_m ⊗ I) for several mechanisms and seeds: fast, for simulations.
 
-    Mechanisms share their normals, as far as they need the same number of them. Seeds are public:
-    this noise protects nobody. With ``is_average`` it is the noise of the average of all agents,
-    as of one agent.
+    Seeds are public: this noise protects nobody. With ``is_average`` it is the noise of the average
+    of all agents, as of one agent.
     """
 
     def __init__(
@@ -100,7 +95,6 @@ class JointNoise:
         self._dense: Tensor | None = None
         num_normals = n
         if n <= _MOST_DENSE or not any(map(_prefers_shares, noises)):
-            # Rows are ordered (agent, mechanism), so that the product has its final layout.
             roots = np.stack([symmetric_root(each.covariance) for each in noises], axis=1)
             self._dense = torch.from_numpy(roots.reshape(-1, n)).to(device=device, dtype=dtype)
         else:
@@ -110,24 +104,20 @@ class JointNoise:
                 )
                 for F in map(make_root, noises)
             ]
-            # The longest root decides; shorter ones use the first normals.
             num_normals = max(root.shape[1] for root in self._roots)
         # A stream of its own, apart from that of all agents' noise.
         self._owner = Owner(tuple(range(n)), None if is_average else 0)
         self._sources = [(SimulationSource(seed), simulation_nonce(seed)) for seed in seeds]
-        # In memory that every step overwrites: none are ever stored.
         real = np.float32 if dtype == torch.float32 else np.float64
         self._normals = np.empty((len(seeds), num_normals, num_parameters), real)
 
     def draw(self, step: int) -> Tensor:
         """Return the noise of a step, from 0, shape (seeds, agents, mechanisms, parameters)."""
-        # One stream has the normals of all agents, one agent after the other: addressing a stream
-        # per agent would take longer than drawing from it.
+        # One stream for all agents: addressing one for each would take longer than drawing.
         for normals, (source, nonce) in zip(self._normals, self._sources, strict=True):
             source.fill(normals.reshape(-1), StreamAddress(self._owner, nonce, step))
         s = torch.from_numpy(self._normals).to(self._device)
         if self._dense is not None:
-            # (agents · mechanisms, n) times (seeds, n, d): rows are (agent, mechanism).
             return torch.matmul(self._dense, s).view(self._shape)
         noise = s.new_empty(self._shape)
         for number, root in enumerate(self._roots):
@@ -139,12 +129,7 @@ class JointNoise:
 
 @final
 class KeyedNoise:
-    """Noise from keys, as agents draw it: each agent's own share, in float64.
-
-    It is slower and without common random numbers: for releases, and for comparing agents'
-    processes with a simulation. Keys are derived from the seed of each run; with ``is_secret``
-    keys and nonces are new, and never stored.
-    """
+    """Agents' own shares of noise, from keys of each run's seed, or new secret ones."""
 
     def __init__(
         self,
@@ -157,8 +142,7 @@ class KeyedNoise:
     ) -> None:
         self._stop = num_parameters
         self._device = device
-        # With secret keys each mechanism and run gets keys and a nonce of its own: no two of them
-        # share noise, and no run repeats that of another.
+        # Each mechanism and run has secret keys and a nonce of its own, so that none share noise.
         self._draws = [
             (
                 [(own, make_source(own, seed, is_secret=is_secret)) for own in decompositions],
@@ -176,7 +160,6 @@ class KeyedNoise:
             ]
             for draws, nonce in self._draws
         ]
-        # Each draw is (n, d); runs are axis 0 of the whole, and mechanisms axis 2.
         return torch.from_numpy(np.ascontiguousarray(np.swapaxes(noise, 1, 2))).to(self._device)
 
     def draw_offset(self, step: int) -> Tensor | None:
@@ -190,11 +173,7 @@ class KeyedNoise:
 @final
 @dataclass(eq=False, repr=False)
 class NoiseShare:
-    """One agent's share of the noise under one plan, in which it has the number ``agent``.
-
-    Under the ``nonce`` of the run no noise was drawn before. ``offset_seed`` is a seed of the
-    offset of the grid, for a single release; by default the offset follows from the nonce.
-    """
+    """One agent's share of the noise, under a ``nonce`` for which none was drawn before."""
 
     plan: Plan
     agent: int
@@ -202,16 +181,13 @@ class NoiseShare:
     _: KW_ONLY
     nonce: bytes
     num_parameters: int
-    offset_seed: bytes | None = None
+    offset_seed: bytes | None = None  # for a single release; by default the nonce
     # Noise is drawn in float64 whatever the model's type: the grid's proof assumes it.
     _values: Tensor | None = field(default=None, init=False)
     _prepared: int | None = field(default=None, init=False)
 
     def prepare(self, step: int) -> None:
-        """Draw a step's noise of gossip while messages are under way. It is released later, once.
-
-        Exact sums draw their noise where it is added, which is faster than storing it.
-        """
+        """Draw a step's noise while messages are under way; exact sums do so where it is added."""
         if self.plan.network.mixing != "sum":
             self._prepared = None  # a draw that is interrupted must not be taken for noise
             self._values = self.draw(step, out=self._values)

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import NoneType
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch.utils.data import (
 )
 from torch.utils.data import Dataset as TorchDataset
 
-from corn.checks import require, require_choice, require_count, require_length
+from corn.checks import IntArray, require, require_choice, require_count, require_length
 from corn.covariance.objective import check_momentum
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData
@@ -28,6 +28,7 @@ from corn.learn.metrics import PARTS, Samples
 from corn.learn.optimizers import OptimizerFactory
 from corn.learn.schema import Schema
 from corn.learn.tasks import Task
+from corn.learn.tasks.protocol import require_device
 from corn.learn.update import Clipping, LocalRule, MixingRule
 from corn.privacy import PrivacyBudget
 from corn.topology.graphs import list_by_agent
@@ -35,17 +36,6 @@ from corn.topology.graphs import list_by_agent
 NoiseKeys: TypeAlias = Literal["none", "seed", "secret"]
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
-
-
-def require_device(device: torch.device | str) -> None:
-    """Raise unless torch can compute on a device."""
-    # The only reliable test, and it fails before hours of work, not in the middle.
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise InvalidArgumentError(
-            f"device must be available to torch, found {str(device)!r}: try cpu"
-        ) from error
 
 
 @dataclass(frozen=True)
@@ -88,7 +78,6 @@ class SweepSettings:
     local_rule: Callable[[], LocalRule] | None = None
 
     def __post_init__(self) -> None:
-        # The record is frozen. Plain integers, because NumPy's do not become JSON.
         seeds = tuple(require_count("seeds", seed, least=0) for seed in self.seeds)
         object.__setattr__(self, "seeds", seeds)
         require(len(set(seeds)) == len(seeds) > 0, "seeds", "one or more different numbers", seeds)
@@ -104,16 +93,14 @@ class SweepSettings:
             rule = getattr(self, name)
             is_usable = rule is None or callable(rule)
             require(is_usable, name, "a function, or a class of local rules", repr(rule))
-            # Agents run what their plan says.
             is_simulated = rule is None or self.noise_keys == "none"
             require(is_simulated, name, "for simulations without keys", repr(self.noise_keys))
         is_free = (self.optimizer, self.local_rule) == (None, None) or not self.momentum
         rule = "0 with an optimizer or a local rule, which have their own"
         require(is_free, "momentum", rule, self.momentum)
         is_one = self.noise_keys != "secret" or len(seeds) == 1
-        advice = "every run on the same data would spend the budget once more"
-        rule = "one for a run with secret keys (secure=True)"
-        require(is_one, "seeds", rule, len(seeds), advice=advice)
+        # Every run on the same data would spend the budget once more.
+        require(is_one, "seeds", "one for a run with secret keys (secure=True)", len(seeds))
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -130,26 +117,18 @@ arrays, or data frames and columns of pandas."""
 class TrainingProblem:
     """A task and the data it is trained and measured on.
 
-    Attributes:
-        task: model and loss.
-        data: the training samples of every agent, not yet prepared for the task.
-        parts: more samples to measure on, by ``validation`` and ``test``.
-        notes: facts that a reader of results must know.
-        public_parts: the names in ``parts`` that are public: known to all agents, and no agent's
-            own. Measurements on private samples are private.
-        private_notes: facts about the data of single agents, for their owners alone.
-        schema: the public schema of files; None for data of other sources.
-        description: the public choice, columns, classes, bounds and split of the data, which
-            agents compare.
-        simulation: why a run on this data is a simulation, whose ε is no promise, in a clause;
-            empty if it is none. The samples of one agent must not depend on those of others.
-        is_dealt_out: whether the rows of one common file were divided between agents.
+    ``data`` has the training samples of all agents, not yet prepared, and ``parts`` more samples to
+    measure on, by ``validation`` and ``test``: those in ``public_parts`` are known to all agents,
+    and measurements on others are private. ``private_notes`` are for the owners of the data alone.
+    ``description`` is the public choice, columns, classes, bounds and split of the data, which
+    agents compare. ``simulation`` says in a clause why the ε of a run on this data is no promise:
+    the samples of one agent must not depend on those of others. ``is_dealt_out``: whether the rows
+    of one common file were divided between agents.
     """
 
     task: Task
     data: AgentData
     parts: Mapping[str, Samples] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
     public_parts: tuple[str, ...] = ()
     private_notes: tuple[str, ...] = ()
     schema: Schema | None = None
@@ -158,13 +137,10 @@ class TrainingProblem:
     is_dealt_out: bool = False
 
     def judge(self, budget: PrivacyBudget) -> TrainingProblem:
-        """Return the problem with the reason why a run under a budget is a simulation, if it is.
-
-        A row of one common file that changes may leave one agent and join another. Agents with one
-        promise and one rate cover that: their releases together move by at most 2C/B.
-        """
+        """Return the problem with the reason why a run under a budget is a simulation, if it is."""
         if self.simulation or not self.is_dealt_out or len(set(budget.promises)) == 1:
             return self
+        # One promise and one rate cover that: releases together move by at most 2C/B.
         reason = (
             "one file is divided between agents with different promises or rates, and a changed "
             "row may move from one to another"
@@ -172,7 +148,6 @@ class TrainingProblem:
         return replace(self, simulation=reason)
 
     def __post_init__(self) -> None:
-        # ``train`` is no part of its own: it is made from ``data``.
         known = set(self.parts) <= set(PARTS[1:])
         require(known, "parts", "validation and test", ", ".join(self.parts))
         for name, (inputs, targets) in self.parts.items():
@@ -191,11 +166,7 @@ class TrainingProblem:
     def place(
         self, settings: SweepSettings, *, max_train_samples: int | None = None
     ) -> tuple[AgentData, dict[str, Samples]]:
-        """Return training data and samples to measure on, in the settings' type and device.
-
-        ``train`` among the latter is the data of all agents, or ``max_train_samples`` evenly spaced
-        samples of it.
-        """
+        """Return training data and samples to measure on, in the settings' type and device."""
         placed = {}
         given = {"train": (self.data.inputs, self.data.targets), **self.parts}
         for name, (inputs, targets) in given.items():
@@ -205,11 +176,16 @@ class TrainingProblem:
         inputs, targets = placed["train"]
         if max_train_samples is not None:
             require_count("max_train_samples", max_train_samples, advice="None takes all")
-            # Rounded up, so that there are at most as many. Samples are in the order of agents, so
-            # that equal distances take from all of them.
+            # Rounded up; equal distances take from all agents, whose samples are in order.
             stride = -(-len(inputs) // max_train_samples)
             placed["train"] = inputs[::stride], targets[::stride]
         return AgentData(inputs, targets, self.data.offsets), placed
+
+
+def pick_samples(samples: Samples, rows: IntArray) -> Samples:
+    """Return some samples by their rows."""
+    index = torch.from_numpy(rows)
+    return samples[0][index], samples[1][index]
 
 
 def _cast(values: Tensor, settings: SweepSettings) -> Tensor:
@@ -218,9 +194,7 @@ def _cast(values: Tensor, settings: SweepSettings) -> Tensor:
         return values.to(device=settings.device)
     narrow = values.to(settings.torch_dtype)
     fits = not bool((narrow.isinf() & values.isfinite()).any())
-    limit = f"±{torch.finfo(narrow.dtype).max:.2g}"
-    advice = "scale them, or choose float64"
-    require(fits, "inputs and targets", f"within {limit}", "larger values", advice=advice)
+    require(fits, "inputs and targets", f"within the range of {narrow.dtype}", "larger values")
     return narrow.to(device=settings.device)
 
 
@@ -232,10 +206,7 @@ def make_problem(
     validation: DataSource | None = None,
     test: DataSource | None = None,
 ) -> TrainingProblem:
-    """Return the problem of a task on one data set for each agent, in order or by its label.
-
-    ``agents`` are their number or their labels.
-    """
+    """Return the problem of a task on one data set for each agent, in order or by its label."""
     names = [str(agent) for agent in (range(agents) if isinstance(agents, int) else agents)]
     listed = list_by_agent(names, datasets, argument="datasets")
     own = [read_samples(each, of=f"agent {names[agent]}") for agent, each in enumerate(listed)]
@@ -249,53 +220,45 @@ def make_problem(
 
 
 def read_samples(source: DataSource, *, of: str = "the data set") -> Samples:
-    """Return inputs and targets of a data source as two tensors of finite numbers.
-
-    ``of`` is the owner of the data for error messages, such as "agent 3" or "the test data".
-    """
-    if isinstance(source, DataLoader):
-        require_plain_loader(source)
-        # The data set alone counts: batches must be drawn as the accounting assumes.
-        return read_samples(source.dataset, of=of)
+    """Return inputs and targets of a data source as tensors; ``of`` is its owner, for errors."""
     if isinstance(source, tuple | list):
         inputs, targets = (_as_tensor(part) for part in _require_pair(source, of))
     else:
-        inputs, targets = _read_items(source, of)
+        inputs, targets = _read_items(take_dataset(source), of)
     for name, values in (("inputs", inputs), ("targets", targets)):
         has_some = values.dim() > 0 and len(values) > 0
         shape = f"shape {tuple(values.shape)}"
         require(has_some, f"{name} of {of}", "at least one sample", shape)
         broken = torch.nonzero(~torch.isfinite(values)).tolist()
         if broken:
-            raise InvalidArgumentError(
-                f"{name} of {of} must be finite, found {values[tuple(broken[0])].item()} in row "
-                f"{broken[0][0]}, counted from 0: remove or replace such samples"
-            )
+            value, row = values[tuple(broken[0])].item(), f"{broken[0][0]}, counted from 0"
+            raise InvalidArgumentError(f"{name} of {of} must be finite, found {value} in row {row}")
     require_length(f"targets of {of}", len(targets), len(inputs), per="sample")
     return inputs, targets
 
 
-def require_plain_loader(loader: DataLoader[Any]) -> None:
-    """Raise for a loader whose own choice of samples would be ignored: CorN draws from all."""
-    usual = (SequentialSampler, RandomSampler, BatchSampler, NoneType)
-    if isinstance(loader.dataset, IterableDataset):
-        return  # refused by _read_items, with the name of its class
-    for sampler in (loader.sampler, loader.batch_sampler):
-        advice = "give torch.utils.data.Subset(dataset, indices) instead"
-        is_usual = type(sampler) in usual
-        found = type(sampler).__name__
-        require(is_usual, "a data loader", "without a sampler of its own", found, advice=advice)
-
-
-def _read_items(source: TorchDataset[Any], of: str) -> Samples:
-    is_stream = isinstance(source, IterableDataset)
-    if is_stream or not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+def take_dataset(source: Any) -> Any:
+    """Return a data set, or that of a loader, from all of which CorN can draw by number."""
+    is_loader = isinstance(source, DataLoader)
+    dataset = source.dataset if is_loader else source
+    is_stream = isinstance(dataset, IterableDataset)
+    if is_stream or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise InvalidArgumentError(
             "a data set must have a length and items by number, as batches are drawn from it at "
-            f"random, found {type(source).__name__}: read a stream into tensors first"
+            f"random, found {type(dataset).__name__}: read a stream into tensors first"
         )
+    # A loader's own choice of samples would be ignored: batches are drawn as accounting assumes.
+    for sampler in (source.sampler, source.batch_sampler) if is_loader else ():
+        is_usual = type(sampler) in (SequentialSampler, RandomSampler, BatchSampler, NoneType)
+        advice = "give torch.utils.data.Subset(dataset, indices) instead"
+        found = type(sampler).__name__
+        require(is_usual, "a data loader", "without a sampler of its own", found, advice=advice)
+    return dataset
+
+
+def _read_items(source: Any, of: str) -> Samples:
     # By index: a data set need not define ``__iter__``, and some never raise ``IndexError``.
-    items = [_require_pair(source[index], of) for index in range(len(cast("Any", source)))]
+    items = [_require_pair(source[index], of) for index in range(len(source))]
     require(len(items) > 0, f"inputs of {of}", "at least one sample", "none")
     inputs, targets = (
         [_as_tensor(value) for value in column] for column in zip(*items, strict=True)
@@ -310,10 +273,8 @@ def _require_pair(item: Any, of: str) -> tuple[Any, Any]:
     # A tensor with two entries could be unpacked too, but is not a pair of inputs and targets.
     if not isinstance(item, tuple | list) or len(item) != 2:
         found = f"{len(item)} parts" if isinstance(item, tuple | list) else type(item).__name__
-        raise InvalidArgumentError(
-            f"data of {of} must be a pair of inputs and targets, or items that are such pairs, "
-            f"found {found}: for a model without targets give the inputs twice"
-        )
+        rule = "a pair of inputs and targets, or items that are such pairs"
+        raise InvalidArgumentError(f"data of {of} must be {rule}, found {found}")
     return item[0], item[1]
 
 
@@ -322,10 +283,8 @@ def _as_tensor(values: Any) -> Tensor:
     if not isinstance(values, Tensor | np.ndarray) and hasattr(values, "to_numpy"):
         values = values.to_numpy()
     # Several inputs would be taken for one, of as many samples.
-    advice = "stack several inputs in one tensor and split it in forward"
     is_one = not isinstance(values, tuple | dict)
-    rule = "one tensor or array each"
-    require(is_one, "inputs and targets", rule, type(values).__name__, advice=advice)
+    require(is_one, "inputs and targets", "one tensor or array each", type(values).__name__)
     # An array is copied: it may be read-only, and a caller's array must never be modified.
     try:
         return torch.as_tensor(np.array(values) if isinstance(values, np.ndarray) else values)

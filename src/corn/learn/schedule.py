@@ -15,8 +15,7 @@ ScheduleName: TypeAlias = Literal["constant", "inverse-sqrt", "cosine"]
 class Schedule:
     """A step size for every step; a schedule of your own overrides ``at`` and ``text``.
 
-    ``initial`` is η₁, which distinguishes schedules of one kind; ``text`` describes the schedule in
-    a few characters, with ``{:g}`` for η₁.
+    ``initial`` is η₁; ``text`` describes the schedule, with ``{:g}`` for η₁.
     """
 
     initial: float
@@ -51,10 +50,7 @@ class InverseSqrt(Schedule):
 
 
 class Cosine(Schedule):
-    """Half a cosine from η₁ down towards 0, which it would reach one step after the last.
-
-    A step of size zero would spend privacy without any progress.
-    """
+    """Half a cosine from η₁ down to 0, which it would reach one step after the last."""
 
     text = "cosine from {:g}"
 

@@ -1,9 +1,7 @@
 """The public schema of tables: how the text of a cell becomes numbers, row by row.
 
 Every rule is a constant that all sites agree on before they look at data, so that a row's numbers
-depend on no other row: a missing value becomes the stated constant, an unknown category gives
-zeros, and bounds clamp what is outside. What a table has besides is its owner's: problems and notes
-may quote private values, so they are for the owner alone.
+depend on no other row. Problems and notes may quote private values: they are for the owner alone.
 """
 
 from __future__ import annotations
@@ -33,7 +31,6 @@ _Record = TypeVar("_Record", bound="DataclassInstance")
 ColumnKind: TypeAlias = Literal["number", "category", "date", "boolean"]
 Constant: TypeAlias = float | str | bool
 
-# What spreadsheets and data frames write for a value that is not there, in lower case.
 _MISSING = frozenset(["", "na", "n/a", "nan", "null", "none", "?"])
 _TRUTH = {"true": 1.0, "false": 0.0}
 _BOOLEANS = {
@@ -65,16 +62,10 @@ class Findings:
 class Column:
     """A column of inputs, as all sites declare it.
 
-    A ``date`` counts days, a ``boolean`` is 1 or −1, and a ``category`` becomes one indicator of 0
-    or 1 for each of its public categories: any other value has zeros in all. ``bounds`` of numbers
-    and dates scale to [−1, 1], and values outside count as the nearest bound. The constant
-    ``missing`` stands for a missing value, which without one is an error, and of a category has
-    zeros in all indicators.
-
-    >>> from pyarrow import chunked_array
-    >>> cells = chunked_array([["b", "?", "c"]])
-    >>> Column("ward", "category", categories=("a", "b")).read(cells, Findings()).tolist()
-    [[0.0, 1.0], [0.0, 0.0], [0.0, 0.0]]
+    A ``date`` counts days, a ``boolean`` is 1 or −1, and a ``category`` becomes one indicator for
+    each of its public categories. ``bounds`` of numbers and dates scale to [−1, 1], and values
+    outside count as the nearest bound. The constant ``missing`` stands for a missing value, which
+    without one is an error, and of a category has zeros in all indicators.
     """
 
     name: str
@@ -90,12 +81,9 @@ class Column:
             has_bounds = self.kind in ("number", "date")
             require(has_bounds, f"{where}bounds", "given for numbers and dates only", self.kind)
             least, most = self.limits or (0.0, 0.0)
-            require(
-                _LEAST_WIDTH <= most - least < math.inf,
-                f"{where}bounds",
-                f"[least, most] with a finite difference of at least {_LEAST_WIDTH:g}",
-                list(self.bounds),
-            )
+            is_wide = _LEAST_WIDTH <= most - least < math.inf
+            rule = f"[least, most] with a finite difference of at least {_LEAST_WIDTH:g}"
+            require(is_wide, f"{where}bounds", rule, list(self.bounds))
         is_category = self.kind == "category"
         rule = f"{'listed' if is_category else 'left out'} for kind {self.kind!r}"
         require(is_category == bool(self.categories), f"{where}categories", rule, self.categories)
@@ -132,8 +120,8 @@ class Column:
             outside = int(((inputs < self.limits[0]) | (inputs > self.limits[1])).sum())
             if outside:
                 found.notes.append(
-                    f"column {self.name!r} has values outside public bounds, {outside} in all, "
-                    "which count as the nearest bound"
+                    f"column {self.name!r} has {outside} values outside public bounds, which count "
+                    "as the nearest bound"
                 )
         return inputs
 
@@ -142,7 +130,6 @@ class Column:
             cells, numbers = read_numbers(cells)
             if numbers is not None:
                 return numbers[:, None]
-        # Each different text is read once: a column usually has few.
         texts, rows = list_different(cells)
         is_gone = np.array([is_missing(text) for text in texts], bool)
         fill = "" if self.missing is None else str(self.missing)
@@ -154,26 +141,22 @@ class Column:
         wrong = np.flatnonzero(is_wrong[rows])
         if len(gone) and fill:
             found.notes.append(
-                f"column {self.name!r} has cells without a value, which count as {fill} (number of "
-                f"rows: {len(gone)})"
+                f"column {self.name!r} has no value in {len(gone)} rows, which count as {fill}"
             )
         if self.kind == "category":
             if len(wrong):
-                unknown = sorted(texts[k] for k in np.flatnonzero(is_wrong))
+                unknown = list_some(sorted(texts[k] for k in np.flatnonzero(is_wrong)))
                 found.notes.append(
-                    f"column {self.name!r} has values outside the public categories, such as "
-                    f"{list_some(unknown)}, which count as none of them (number of rows: "
-                    f"{len(wrong)})"
+                    f"column {self.name!r} has values outside the public categories in "
+                    f"{len(wrong)} rows, which count as none of them: {unknown}"
                 )
             # The last row, of zeros, is for values that are none of the categories.
             count = len(self.categories)
             places = [count if number is None else int(number) for number in parsed]
             return np.eye(count + 1, count)[places][rows]
         if len(gone) and not fill:
-            found.problems.append(
-                f"{_locate_missing(self.name, gone)}: agree on a public constant (missing = …, in "
-                "a consortium file), or remove these rows"
-            )
+            advice = "declare missing = …, in a consortium file, or remove these rows"
+            found.problems.append(f"{_locate_missing(self.name, gone)}: {advice}")
         if len(wrong):
             first = texts[rows[wrong[0]]][:40]
             large = "" if as_number(first) is None else f", beyond ±{_LARGEST:.2g}"
@@ -184,11 +167,7 @@ class Column:
         return np.array(parsed, np.float64)[rows][:, None]
 
     def scale(self, values: FloatArray) -> FloatArray:
-        """Map values from the bounds to [−1, 1].
-
-        >>> Column("age", bounds=(0, 120)).scale(np.array([0.0, 60.0, 150.0])).tolist()
-        [-1.0, 0.0, 1.0]
-        """
+        """Map values from the bounds to [−1, 1]."""
         if self.limits is None:
             return values
         # Values outside are clipped, not refused: a refusal would tell others about private data.
@@ -227,11 +206,7 @@ class DataFile:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The rows of one file as numbers, not yet scaled, and notes for its owner.
-
-    ``inputs`` have shape (rows, features), float64; images (rows, height, width) or with channels
-    first, in [0, 1]. ``targets`` are numbers of classes, or numbers to predict.
-    """
+    """The rows of one file as numbers, not yet scaled, images in [0, 1], and private notes."""
 
     path: Path
     inputs: FloatArray
@@ -262,7 +237,6 @@ class Schema:
         require(not repeated, "columns", "of different names", repeated)
         require(self.id != self.target, "id", "another column than the target", self.id)
         if self.classes:
-            # The record is frozen.
             object.__setattr__(self, "classes", tuple(map(name_value, self.classes)))
             is_list = len(set(self.classes)) == len(self.classes) >= 2
             require(is_list, "classes", "at least two different names", list(self.classes))
@@ -290,10 +264,7 @@ class Schema:
     def read(
         self, file: DataFile, *, checks_people: bool = False, needs_targets: bool = True
     ) -> Rows:
-        """Read the rows of a file, or raise with all of its problems in one line.
-
-        With ``checks_people`` the column ``id`` must have another value in every row.
-        """
+        """Read the rows of a file, or raise with all of its problems in one line."""
         path, cells, images = file.path, file.cells, file.images
         person = [self.id] if checks_people and self.id is not None else []
         target = [self.target] if needs_targets or self.target in cells else []
@@ -332,10 +303,7 @@ class Schema:
         return least + (values + 1) * (most - least) / 2
 
     def list_contents(self, rows: Rows) -> Iterator[bytes]:
-        """Yield what tells rows apart: their inputs, and the names of their targets.
-
-        Before scaling, so that a row keeps its coins when bounds change.
-        """
+        """Yield what tells rows apart, before scaling: coins do not depend on bounds."""
         # A sum with zero makes −0 and 0 one number, as formats of files do.
         targets = [] if rows.targets is None else (rows.targets + 0).tolist()
         for inputs, target in zip(rows.inputs, targets, strict=True):
@@ -391,17 +359,14 @@ def _read_column(name: str, rules: object) -> Column:
 
 
 def read_record(record: type[_Record], content: object, place: str, **given: Any) -> _Record:
-    """Return the record of a table of TOML or JSON; errors begin with ``place``.
-
-    Fields have the names of the table with hyphens; ``given`` are fields that are not in it.
-    """
+    """Return the record of a table of TOML or JSON; errors begin with ``place``."""
     table = _as_table(content)
     declared = {own.name.replace("_", "-"): own for own in fields(record) if own.name not in given}
-    for name in table:
-        if name not in declared:
-            raise InvalidArgumentError(
-                f"{place} unknown entry {quote(name)}: entries are {', '.join(declared)}"
-            )
+    unknown = ", ".join(quote(name) for name in table if name not in declared)
+    if unknown:
+        raise InvalidArgumentError(
+            f"{place} unknown entry {unknown}: entries are {', '.join(declared)}"
+        )
     for name, own in declared.items():
         if name not in table and own.default is own.default_factory:
             raise InvalidArgumentError(f"{place} {name} is missing")
@@ -413,7 +378,6 @@ def read_record(record: type[_Record], content: object, place: str, **given: Any
     try:
         return record(**given, **values)
     except InvalidArgumentError as error:
-        # A column already has its name in front.
         text = str(error)
         raise InvalidArgumentError(text if text.startswith(place) else f"{place} {text}") from error
 
@@ -455,9 +419,7 @@ def list_different(cells: pa.ChunkedArray) -> tuple[list[str], IntArray]:
 def read_numbers(cells: pa.ChunkedArray) -> tuple[pa.ChunkedArray, FloatArray | None]:
     """Return a column with typed numbers in float64, and its values if every cell is a number.
 
-    The text of a narrower number is a short decimal, which float64 reads as another number. So one
-    missing cell, after which cells are read as text, would change the values of all rows, and with
-    them their coins.
+    A narrower number as text is another number, so that one missing cell would change all coins.
     """
     import pyarrow as pa
 
@@ -472,7 +434,6 @@ def read_numbers(cells: pa.ChunkedArray) -> tuple[pa.ChunkedArray, FloatArray | 
         numbers = cells.cast(pa.float64(), safe=False).to_numpy()
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return cells, None
-    # False for a missing value, which is NaN here.
     return cells, numbers if (np.abs(numbers) <= _LARGEST).all() else None
 
 
@@ -517,8 +478,7 @@ def _find_repeated_people(name: str, cells: pa.ChunkedArray, found: Findings) ->
     if counts.max() > 1:
         found.problems.append(
             f"column {name!r} must have another value in every row, found {(counts > 1).sum()} "
-            f"that occur up to {counts.max()} times: ε protects one row, so keep one row of each "
-            "person"
+            f"that occur up to {counts.max()} times: ε protects one row of a person"
         )
 
 

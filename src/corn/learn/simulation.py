@@ -1,8 +1,7 @@
 """Algorithm 1 of the paper for all agents of all runs at once: clip, add noise, half step, mix.
 
-All models are one tensor (seeds, agents, trials, parameters); where releases are summed exactly all
-agents hold one model, and it has one in place of n. Trials of a seed use the same mini-batches and
-the same standard normals, whatever their mechanism and step size.
+All models are one tensor (seeds, agents, trials, parameters), with one agent for exact sums. Trials
+of a seed use the same mini-batches and the same standard normals.
 """
 
 from __future__ import annotations
@@ -46,8 +45,7 @@ from corn.privacy import ClippedQuery
 from corn.privacy.budget import describe_queries
 from corn.topology import Network
 
-# Values of models (cells × trials × parameters) in a piece: 2¹⁸ to 2²¹ were about equally fast on a
-# CPU, and more were slower.
+# Values of models (cells × trials × parameters) in a piece: 2¹⁸ to 2²¹ were about equally fast.
 _MODEL_VALUES_AT_ONCE = 1 << 20
 
 
@@ -55,18 +53,11 @@ _MODEL_VALUES_AT_ONCE = 1 << 20
 class Simulation:
     """Models of all agents in all runs, and the step that updates them.
 
-    ``data`` is prepared for the task, in the settings' type and device. Trials that clip must agree
-    on unit and batch.
-
-    Attributes:
-        step: The number of completed steps.
-        parameters: The models, shape (seeds, agents, trials, parameters).
-        alive: The runs that continue, shape (seeds, trials), on the CPU as ``broken``.
-        broken: Runs without noise whose gradients were not finite in the last step.
-        num_broken: The gradients of runs with noise that counted as zero; these runs continue, as
-            agents do.
-        on_release: Called in each step with the models before it and with what is released: all
-            that an eavesdropper sees, for audits. Later steps overwrite the second tensor.
+    ``data`` is prepared for the task, in the settings' type and device. ``parameters`` have shape
+    (seeds, agents, trials, parameters), ``alive``, ``broken`` and ``num_broken`` (seeds, trials):
+    runs without noise break at gradients that are not finite, others count them as zero.
+    ``on_release`` is called in each step with the models before it and with what is released: all
+    that an eavesdropper sees, for audits. Later steps overwrite the second tensor.
     """
 
     def __init__(
@@ -82,8 +73,7 @@ class Simulation:
         self._trials = tuple(trials)
         self._settings = settings
         queries = _check_trials(self._trials, data, network, settings)
-        # Everything that a release needs is checked before the first gradient is computed: an error
-        # that depended on a gradient would reveal it.
+        # Checked before the first gradient: an error that depended on one would reveal it.
         is_secret = settings.noise_keys == "secret"
         if is_secret:
             _check_release(self._trials, task.num_parameters)
@@ -94,8 +84,7 @@ class Simulation:
             self._compute = partial(clip_by_rule, rule=settings.clipping)
         size = settings.batch_size
         if is_secret and queries:
-            # One sampler for each agent: in one batch of all agents, the number of one agent's
-            # samples would change the last bits of other agents' gradients.
+            # One for each agent: in a common batch, sizes would change bits of other gradients.
             each = queries * data.num_agents if len(queries) == 1 else queries
             self._samplers = [
                 BatchSampler.of_agent(query, data.of_agent(agent), batch_size=size)
@@ -111,14 +100,12 @@ class Simulation:
         if not self._is_sum:
             self._mixer = Mixer(network, dtype=settings.torch_dtype, device=settings.device)
         is_mixed = settings.mixing is None or not self._is_sum
-        advice = "their masks hide single releases; choose a network with mixing='gossip'"
-        require(is_mixed, "mixing", "None with exact sums", settings.mixing, advice=advice)
+        require(is_mixed, "mixing", "None with exact sums, not gossip", settings.mixing)
         # Gradients to be released are clipped, and samples summed, in float64.
         real = settings.torch_dtype if settings.noise_keys == "none" else torch.float64
         clips = [trial.mechanism.clip for trial in trials]
         self._clip = torch.tensor(clips, dtype=real, device=settings.device)
         grids = [trial.mechanism.grid for trial in trials]
-        # Shape (trials, 1), which broadcasts over the parameters.
         self._grid = torch.tensor(grids, dtype=real, device=settings.device).unsqueeze(-1)
         self._has_noise = torch.tensor([v.mechanism.noise is not None for v in self._trials])
         self._central = [k for k, v in enumerate(self._trials) if v.mechanism.is_central]
@@ -128,17 +115,14 @@ class Simulation:
         indices = [mechanisms.index(trial.mechanism) for trial in self._trials]
         self._mechanism_of = torch.tensor(indices, device=settings.device)
         self._mechanisms = mechanisms
-        # The steps at which some mechanism's noise changes.
         self._changes = {start for each in mechanisms for start, _ in each.later_noise}
         self._source = self._make_source()
-        # The noise of the present step, shape (seeds, agents, mechanisms, d).
         self._noise: Tensor | None = None
         # The noise of an average is drawn as one, and added at the end.
         self._adds_at_end = isinstance(self._source, JointNoise) and self._source.is_average
         self.alive = torch.ones(len(settings.seeds), len(trials), dtype=torch.bool)
         self.broken = torch.zeros_like(self.alive)
         self.num_broken = torch.zeros(self.alive.shape, dtype=torch.long)
-        # One start per seed, for all agents and trials.
         starts = torch.stack([task.initialize(seed) for seed in settings.seeds])
         models = self._tensor(starts)[:, None, None, :]
         num_models = 1 if self._is_sum else network.num_agents
@@ -166,8 +150,7 @@ class Simulation:
 
     def stop_runs(self, runs: Tensor) -> None:
         """Stop the runs marked in a mask of shape (seeds, trials); their models stay at zero."""
-        # A step size of zero alone would not stop a run that broke down: 0 times an infinite
-        # gradient is NaN, and mixing would keep it.
+        # A step size of zero would not stop a run: 0 times an infinite gradient is NaN.
         self.alive &= ~runs
         stopped = runs.to(self.parameters.device)[:, None, :, None]
         self.parameters.masked_fill_(stopped, 0.0)
@@ -228,7 +211,6 @@ class Simulation:
     def _mix_by_links(self, values: Tensor, step: int) -> Tensor:
         if self._mixer is None:
             return values
-        # W acts on agents alone, so trials and parameters are one axis to it.
         flat = values.view(*values.shape[:2], -1)
         rule = self._settings.mixing
         mixed = self._mixer.mix(flat) if rule is None else rule(flat, step)
@@ -239,16 +221,14 @@ class Simulation:
     @torch.no_grad()
     def cool_down(self) -> None:
         """Mix without new gradients, for the settings' number of steps."""
-        # Models of a trusted server are equal for all agents. Rows of W sum to one, so that mixing
-        # leaves them as they are, up to rounding.
+        # Rows of W sum to one, so that equal models of a trusted server stay equal.
         for number in range(self._settings.cooldown_steps):
             self.parameters = self._mix_by_links(self.parameters, self.step + number)
 
     def _release_all(self) -> tuple[Tensor, Tensor]:
         """Release all gradients, into ``_released``; return their norms and fractions clipped.
 
-        Large intermediate results would be returned to the system and mapped again in every step,
-        which can take longer than the arithmetic. So some cells are computed at a time.
+        Some cells at a time: mapping memory for large results takes longer than arithmetic.
         """
         if self.step in self._changes:
             self._source = self._make_source()
@@ -299,13 +279,11 @@ class Simulation:
 
     def _add_noise(self, found: ClippedGradients, cells: slice, offset: Tensor | None) -> Tensor:
         """Return the releases of some cells, shape (cells, trials, d), once in a step."""
-        # Clipping factors are applied together with the noise: product, sum and rounding are one
-        # operation, for an agent and for a simulation alike.
+        # Product, sum and rounding are one operation, for an agent and for a simulation alike.
         gradients = found.values
         factors = found.factors.unsqueeze(-1)
         if self._noise is None or self._adds_at_end:
             return gradients * factors
-        # The trials of a mechanism share its noise.
         noise = self._noise.flatten(0, 1)[cells].index_select(1, self._mechanism_of)
         if self._sums_integers:
             return release_integers(gradients, factors, noise, self._grid, offset)
@@ -333,7 +311,6 @@ class Simulation:
         if settings.noise_keys != "none":
             return KeyedNoise(shares, is_secret=settings.noise_keys == "secret", **where)
         if self._is_sum:
-            # Rounding to the grid adds γ²/12 for each agent.
             totals = [
                 part.total_variance + self._num_agents * mechanism.grid**2 / 12
                 for part, mechanism in zip(shares, mechanisms, strict=True)
@@ -355,8 +332,7 @@ def _check_trials(
     """Return the queries that all clipping trials share, up to their norm; none if none clips."""
     require(len(trials) > 0, "trials", "at least one", "none")
     require_length("data", data.num_agents, network.num_agents, per="agent")
-    # All trials share their mini-batches, so they must agree on the sampling. With one norm for
-    # all, queries that differ in their norm alone become equal.
+    # All trials share their mini-batches. With one norm for all, equal samplings compare equal.
     kinds = {}
     for mechanism in dict.fromkeys(trial.mechanism for trial in trials):
         if mechanism.queries:
@@ -367,34 +343,24 @@ def _check_trials(
         require_length(of, mechanism.noise.num_agents, network.num_agents, per="agent")
         require_mixing(mechanism.noise, network)
         # Every step spends ε. Fewer steps than planned spend less, more would exceed the promise.
-        require_count(
-            "num_steps",
-            settings.num_steps,
-            most=mechanism.budget.num_steps,
-            advice=f"the budget of {mechanism.name!r} was made for so many",
-        )
+        require_count("num_steps", settings.num_steps, most=mechanism.budget.num_steps)
         require_fitting_samples(mechanism.budget, data.sizes)
     found = sorted({describe_queries(each) for each in kinds.values()})
     rule = "of one unit, batch size and sampling"
-    advice = "run one sweep for each"
-    require(len(kinds) <= 1, "all mechanisms", rule, "; and ".join(found), advice=advice)
+    require(len(kinds) <= 1, "all mechanisms", rule, "; and ".join(found))
     queries = next(iter(kinds.values()), ())
     batch_size = queries[0].batch_size if queries else None
-    is_counted = batch_size in (None, settings.batch_size)
     rule = f"{batch_size}, for which privacy was counted"
-    require(is_counted, "batch_size", rule, settings.batch_size)
+    require(batch_size in (None, settings.batch_size), "batch_size", rule, settings.batch_size)
     return queries
 
 
 def _check_release(trials: Sequence[Trial], num_parameters: int) -> None:
     """Raise unless there is one run whose promise holds in floating point, as releases need."""
-    # Trials of a mechanism share its noise: the difference of their releases would have none.
-    advice = "every run on the same data would spend the budget once more"
-    rule = "one for a run with secret keys"
-    require(len(trials) == 1, "trials", rule, len(trials), advice=advice)
+    # Two runs on the same data would spend twice, and releases with shared noise have none.
+    require(len(trials) == 1, "trials", "one for a run with secret keys", len(trials))
     mechanism = trials[0].mechanism
     is_exact = mechanism.budget is None or (mechanism.counts_floats and mechanism.grid > 0)
-    rule = "one that counts floating point, for secret keys"
-    advice = "use a plan, or corn.train with secure=True"
-    require(is_exact, "mechanism", rule, repr(mechanism.name), advice=advice)
+    rule = "one that counts floating point, as of a plan, for secret keys"
+    require(is_exact, "mechanism", rule, repr(mechanism.name))
     mechanism.check_parameters(num_parameters)

@@ -2,9 +2,6 @@
 
 Clip the gradient, add the noise, round the sum to the public grid, take the half step from the
 model; then mix the models, or step along the average of all releases. Privacy rests on this order.
-Everything after :func:`release` is computed from the released sum and the public model, so it may
-round in any way.
-
 Gradients to be released are clipped in float64, so that the true norm is at most C, as accounting
 assumes. Simulations may clip in float32, because their noise protects nobody.
 """
@@ -14,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 import torch
@@ -30,6 +27,7 @@ from corn.privacy import ClippedQuery
 from corn.topology import Network
 
 if TYPE_CHECKING:  # tasks clip samples with the functions of this module
+    from corn.learn.own_loop import PrivateOptimizer
     from corn.learn.tasks import Task
     from corn.learn.tasks.protocol import Gradients
 
@@ -43,11 +41,7 @@ _BLOCK = 1 << 12
 
 @dataclass(frozen=True, eq=False)
 class StepStatistics:
-    """Statistics of one step, averaged over agents; each of shape (seeds, trials).
-
-    ``gradient_norm`` is that of an agent's mini-batch gradient before clipping, or of the average
-    of its clipped sample gradients; ``fraction_clipped`` is that of either kind of gradients.
-    """
+    """Statistics of a step, averaged over agents, (seeds, trials); norms before clipping."""
 
     gradient_norm: Tensor
     fraction_clipped: Tensor
@@ -62,11 +56,10 @@ def no_statistics() -> StepStatistics:
 
 @dataclass(frozen=True, eq=False)
 class ClippedGradients:
-    """Clipped gradients, which may be released with noise, and statistics for their owner alone.
+    """Clipped gradients, shape (cells, trials, parameters), and statistics for their owner alone.
 
-    ``values`` have shape (cells, trials, parameters), all others (cells, trials). ``factors`` are
-    still to be multiplied with; they are 1 where each sample was clipped. ``num_broken`` is the
-    number of gradients, of the batch or of samples, that were not finite and count as zero.
+    ``factors`` are still to be multiplied with; they are 1 where each sample was clipped.
+    ``num_broken`` counts the gradients that were not finite and count as zero.
     """
 
     values: Tensor
@@ -79,11 +72,7 @@ class ClippedGradients:
 def compute_gradients(
     task: Task, parameters: Tensor, batch: Batch, clip: Tensor, *, clips_samples: bool
 ) -> ClippedGradients:
-    """Compute and clip one gradient for each model, shape (cells, trials, parameters).
-
-    ``clip`` is C of each trial, in the type to clip in: float64 for releases. With
-    ``clips_samples`` each sample's gradient is clipped instead of the mini-batch's.
-    """
+    """Compute one gradient for each model, clipped to C of each trial in the type of ``clip``."""
     found = task.gradient(parameters, batch, sample_clip=clip if clips_samples else None)
     return clip_gradients(found, clip, clips_samples=clips_samples)
 
@@ -98,8 +87,7 @@ def clip_gradients(found: Gradients, clip: Tensor, *, clips_samples: bool) -> Cl
         # A factor is 0 only where the norm is not finite: C is positive.
         num_broken = (factors == 0).long()
         return ClippedGradients(values, factors, norms, (factors < 1).to(norms), num_broken)
-    # A task that ignored sample_clip, or summed in float32, would return gradients whose
-    # sensitivity exceeds the one that ε was computed for.
+    # A task that ignored sample_clip, or summed in float32, would exceed the sensitivity.
     rule = "one that clips each sample, for a budget of unit sample"
     if found.fraction_clipped is None or found.num_broken is None:
         raise InvalidArgumentError(f"task must be {rule}, found one that ignores sample_clip")
@@ -114,9 +102,8 @@ def sum_clipped_samples(
 ) -> tuple[Tensor, Tensor]:
     """Return Σ_i w_i · clip(g_i) along the dimension of samples, and the clipping factors.
 
-    ``slopes`` has one gradient for each sample, shape (…, samples, parameters), in the type to clip
-    in; those that are not finite are set to zero in place. ``clip`` and ``weights`` broadcast
-    against (…, samples). ``most_samples`` is a public bound on the number of samples.
+    ``slopes`` has shape (…, samples, parameters), in the type to clip in; those that are not finite
+    are set to zero in place. ``most_samples`` is a public bound on the number of samples.
     """
     factors = clip_factors(norms_at_least(slopes), clip, rounding=most_samples**2)
     # Before the product: 0 times NaN is NaN, which would spoil the whole sum.
@@ -139,8 +126,7 @@ def gradient_norms(gradients: Tensor, dtype: torch.dtype | None = None) -> Tenso
         squares = np.empty(len(rows))
         load_compiled().sum_squares(squares, rows.numpy())
         return torch.from_numpy(np.sqrt(squares)).view(gradients.shape[:-1])
-    # The norm of the norms of blocks: rounding errors then grow with the block's length, not with
-    # the number of parameters.
+    # The norm of the norms of blocks: rounding errors then grow with the block's length.
     whole = gradients.shape[-1] // _BLOCK * _BLOCK
     rest: Tensor = torch.linalg.vector_norm(gradients[..., whole:], dim=-1, dtype=dtype)
     if not whole:
@@ -164,10 +150,7 @@ def norms_at_least(values: Tensor) -> Tensor:
 
 
 def clip_factors(norms: Tensor, clip: Tensor | float, *, rounding: Tensor | float = 1.0) -> Tensor:
-    """Return the factors min(1, C/‖g‖) that clip gradients of these norms.
-
-    ``clip`` broadcasts against ``norms``; an infinite one leaves gradients unchanged. A gradient
-    whose norm is not finite gets 0, see :func:`drop_broken`.
+    """Return the factors min(1, C/‖g‖) that clip gradients of these norms; 0 if not finite.
 
     Where m clipped gradients are summed, rounding the sum can add up to ``rounding`` = m² ulps to
     one sample's sensitivity, by which the factors are smaller. The number must be public: otherwise
@@ -183,20 +166,13 @@ def clip_factors(norms: Tensor, clip: Tensor | float, *, rounding: Tensor | floa
 
 
 def drop_broken(values: Tensor, factors: Tensor) -> Tensor:
-    """Set gradients, or their parts, to zero where their factor is 0, in place.
-
-    Stopping at such a gradient, or reporting it to others, would reveal a property of the data that
-    no noise covers.
-    """
+    """Set gradients of factor 0 to zero, in place: to stop there would reveal private data."""
     broken = factors == 0
     return values.masked_fill_(broken.unsqueeze(-1), 0.0) if bool(broken.any()) else values
 
 
 def drop_broken_inputs(inputs: Tensor, factors: Tensor) -> Tensor:
-    """Return inputs with zeros for values that are not finite, if any gradient was dropped.
-
-    A residual of zero times an infinite input would be NaN, not zero.
-    """
+    """Return inputs without infinities if any gradient was dropped: zero times one is NaN."""
     return torch.nan_to_num(inputs, 0.0, 0.0, 0.0) if bool((factors == 0).any()) else inputs
 
 
@@ -206,10 +182,6 @@ def release(gradient: Tensor, factor: Tensor, noise: Tensor, grid: Tensor) -> Te
     The result depends on the gradient through the noisy sum alone, without the sum's low-order
     bits, which would reveal the gradient's own rounding (Mironov 2012). Where the grid is 0, the
     sum is returned unrounded, for comparisons that protect nobody.
-
-    >>> g, f, v, grid = torch.tensor([[0.6], [0.5], [1.1], [0.5]], dtype=torch.float64)
-    >>> release(g, f, v, grid).tolist()
-    [1.5]
     """
     # The grid is a power of two, so dividing and multiplying by it are exact: rint alone rounds.
     total = torch.mul(gradient, factor).add_(noise)
@@ -223,8 +195,7 @@ def release_integers(
 ) -> Tensor:
     """Return rint((f g + v)/γ + o) as integers, for exact sums with the public offset o, if any.
 
-    Under masks the noise of one agent protects nobody: ε holds for the sum of these integers over
-    all agents, so that nothing else may be computed from them, not even a sum of floats.
+    ε holds for their sum over all agents: nothing else may be computed, not even a sum of floats.
     """
     units = torch.mul(gradient, factor).add_(noise).div_(grid)
     return (units if offset is None else units.add_(offset)).round_().long()
@@ -251,46 +222,22 @@ def take_half_step(
     grid: float,
     step_size: float,
 ) -> Tensor:
-    """Return one agent's message X − η·release, shape (d,), in the type of the model.
-
-    The bits are those of :func:`release`, in one pass.
-    """
-    # The gradient's memory is reused if it has the type of the model: allocating new memory would
-    # take longer than the step.
+    """Return X − η·release of one agent, shape (d,): the bits of :func:`release`, in one pass."""
+    # The gradient's memory is reused: allocating new memory would take longer than the step.
     half = gradient if gradient.dtype == parameters.dtype else torch.empty_like(parameters)
     arrays = (each.numpy() for each in (half, parameters, gradient, noise))
     load_compiled().write_half_step(*arrays, float(factor), grid, step_size)
     return half
 
 
-class UpdateRule(Protocol):
-    """A rule of the caller for steps; it must see releases and public models alone."""
-
-    def take_step(self, released: Tensor) -> Tensor:
-        """Return the half step along a released gradient, or the average of all agents'."""
-
-    def save(self) -> Mapping[str, Tensor]:
-        """Return what the rule keeps between steps."""
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on with what another agent's rule keeps; raise ``InvalidArgumentError`` otherwise."""
-
-
 @final
 class AgentStepper:
     """One agent's steps, without the messages: ``begin``, ``clip``, ``release…``, ``finish``.
 
-    Under gossip ``release_half_step`` returns the message, which neighbours mix. With exact sums
-    ``release_masked`` returns it, and ``finish`` takes the step along the average of all messages.
     ``reserve`` allows the release of a step, once and durably, and returns its number. ``batches``
     is None where others compute gradients. ``update`` replaces the step along what was released.
-
-    Attributes:
-        step: The step under way.
-        parameters: The model that it begins with.
-        statistics: Those of the last release, for the agent's owner.
-        num_broken: The number of gradients so far that were not finite and counted as zero. It
-            depends on data without noise, so that it is for the owner alone.
+    ``statistics`` of the last release, and ``num_broken``, the number of gradients that were not
+    finite and counted as zero, are for the agent's owner.
     """
 
     def __init__(
@@ -301,7 +248,7 @@ class AgentStepper:
         *,
         num_parameters: int = 0,
         momentum: float = 0.0,
-        update: UpdateRule | None = None,
+        update: PrivateOptimizer | None = None,
     ) -> None:
         # In float64, so that the true norm is at most C (docs/floats.md).
         self._clip = torch.tensor([query.clip], dtype=torch.float64)
@@ -329,8 +276,7 @@ class AgentStepper:
 
     def begin(self, step: int, noise: NoiseShare, parameters: Tensor | None = None) -> None:
         """Reserve the release of a step, then take its noise and its batch."""
-        # No noise is released twice: the step is durably reserved before anything of it is sent, so
-        # a run that crashes from here on can never release it again.
+        # Durably reserved before anything is sent: a run that crashes cannot release it again.
         number = self._reserve(step)
         self._drawn = noise.take(step)
         self._is_released = False
@@ -361,8 +307,7 @@ class AgentStepper:
     def _take(self, *, observe: bool) -> tuple[Tensor, Tensor, DrawnNoise]:
         """Return gradient, factor and noise of the step, once."""
         found, drawn = self._found, self._drawn
-        # A second gradient of the step must not get the noise of the first: the difference of both
-        # messages would be free of noise.
+        # A second gradient must not get the same noise: the difference would be free of it.
         if found is None or drawn is None or self._is_released:
             raise CornError("a release must follow the gradient of a step that has begun, once")
         self._found = None
@@ -374,14 +319,10 @@ class AgentStepper:
 
     @torch.no_grad()
     def release_half_step(self, *, step_size: float, observe: bool = True) -> Tensor:
-        """Return X − η (clipped gradient + noise, on the grid), shape (d,).
-
-        With momentum, the average of all releases so far takes the place of this one.
-        """
+        """Return X − η (clipped gradient + noise, on the grid), shape (d,), for neighbours."""
         gradient, factor, drawn = self._take(observe=observe)
         model, grid = self.parameters, drawn.share.plan.grid
-        # Rounding to the grid must follow the sum of gradient and noise (docs/floats.md), so one
-        # function does both.
+        # One function rounds to the grid after the sum of gradient and noise (docs/floats.md).
         terms = (gradient, factor, drawn.values)
         if self._update is None and self._memory is None:
             return take_half_step(model, *terms, grid=grid, step_size=step_size)
@@ -406,11 +347,7 @@ class AgentStepper:
         return self.move(torch.from_numpy(average), step_size=step_size)
 
     def move(self, released: Tensor, *, step_size: float) -> Tensor:
-        """Return the step along a release or an average, whose memory is taken over.
-
-        Operations round one by one, in a fixed order: where releases are summed exactly all agents
-        get the same bits, on whatever machine.
-        """
+        """Return the step along a release or an average, in a fixed order of operations."""
         if self._update is not None:
             return self._update.take_step(released).to(released)
         parameters = self.parameters

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -48,17 +49,13 @@ class Interruption:
 
 @contextmanager
 def catch_interruption() -> Iterator[Interruption]:
-    """Turn the first Ctrl-C into a request, so that the present step finishes; a second interrupts.
-
-    Outside the main thread, where Python delivers no signals, nothing is caught.
-    """
+    """Turn the first Ctrl-C in the main thread into a request to stop; a second interrupts."""
     interruption = Interruption()
     if threading.current_thread() is not threading.main_thread():
         yield interruption
         return
 
-    # A signal can arrive in the middle of a step. The loop stops between steps, where models and
-    # measurements agree.
+    # The loop stops between steps, where models and measurements agree.
     def request(number: int, frame: FrameType | None) -> None:
         # The second Ctrl-C raises ``KeyboardInterrupt``, in case a step hangs.
         if interruption.requested:
@@ -69,7 +66,6 @@ def catch_interruption() -> Iterator[Interruption]:
     try:
         yield interruption
     finally:
-        # Callers of the library get their own handler back.
         signal.signal(signal.SIGINT, before)
 
 
@@ -85,7 +81,6 @@ def _showing_progress(num_steps: int, num_runs: int) -> Iterator[Callable[[], No
     what = f"training {num_runs} {'run' if num_runs == 1 else 'runs'}"
     console = Console(stderr=True)
     if console.is_terminal:
-        # Transient: it leaves nothing behind among the results.
         with Progress(console=console, transient=True) as bar:
             task = bar.add_task(what, total=num_steps)
             yield lambda: bar.advance(task)
@@ -137,9 +132,8 @@ def run_sweep(
             only, and refused with secret keys.
     """
     is_public = on_step is None or settings.noise_keys != "secret"
-    advice = "a trace has norms of gradients and of noise, which no ε covers"
-    rule = "None with secret keys (secure=True)"
-    require(is_public, "on_step", rule, "a function", advice=advice)
+    # A trace has norms of gradients and of noise, which no ε covers.
+    require(is_public, "on_step", "None with secret keys (secure=True)", "a function")
     shown = _showing_progress(settings.num_steps, len(trials) * len(settings.seeds))
     hidden: Any = nullcontext(lambda: None)
     # Threads gain little on products of this size, and lose much on a busy machine.
@@ -160,10 +154,7 @@ def run_sweep(
 @final
 @dataclass(eq=False, repr=False)
 class SweepLoop:
-    """The state of a sweep between steps: models, measurements, and the runs that broke down.
-
-    See :func:`run_sweep` for the arguments.
-    """
+    """The state of a sweep between steps; see :func:`run_sweep` for the arguments."""
 
     problem: TrainingProblem
     network: Network
@@ -175,17 +166,13 @@ class SweepLoop:
 
     def __post_init__(self) -> None:
         settings, problem = self.settings, self.problem
-        # The name of each run, in the order of rows.
         self._runs = {
             (s, v): (*name_of(trial), seed)
             for s, seed in enumerate(settings.seeds)
             for v, trial in enumerate(self.trials)
         }
-        names = list(self._runs.values())
-        # Rows and files identify a run by its name.
-        repeated = sorted(
-            {f"{own[0]}, step size {own[1]}" for own in names if names.count(own) > 1}
-        )
+        counts = Counter(f"{name}, step size {size}" for name, size in map(name_of, self.trials))
+        repeated = sorted(name for name, count in counts.items() if count > 1)
         require(not repeated, "trials", "different in name or step size", "; ".join(repeated))
         data, self._parts = problem.place(settings, max_train_samples=self.max_train_samples)
         self._steps = choose_evaluation_steps(self.evaluate_at, settings.num_steps)
@@ -230,22 +217,19 @@ class SweepLoop:
         for s, v in self._stopped:
             parameters[s, :, v] = math.nan
         n = self.network.num_agents
-        notes = self.problem.notes
         scored = len(choose_measured(n))
-        if scored < n and self.network.mixing != "sum":
-            notes += (f"Scores of own models are of {scored} agents at equal distances, of {n:,}.",)
+        notes = [f"Scores of own models are of {scored} agents at equal distances, of {n:,}."]
         counts = self._simulation.num_broken
         return Result(
             trials=tuple(self.trials),
             seeds=self.settings.seeds,
-            # (seeds, agents, trials, d) becomes (seeds · trials, agents, d). Exact sums have one
-            # model for all agents.
+            # (seeds, agents, trials, d) becomes (seeds · trials, agents, d).
             parameters=parameters.expand(-1, n, -1, -1).transpose(1, 2).flatten(0, 1),
             rows=tuple(self._rows),
             num_steps=self.step,
             status="complete" if complete else "interrupted",
             stopped={self._runs[run]: why for run, why in self._stopped.items()},
-            notes=notes,
+            notes=tuple(notes if scored < n and self.network.mixing != "sum" else ()),
             simulation=self._simulated,
             private_notes=tuple(
                 f"{', '.join(map(str, name))}: {int(counts[run])} gradients were not finite and "
@@ -305,10 +289,7 @@ class SweepLoop:
 
 
 def _has_diverged(row: Row, first: Row | None, *, measured: Iterable[str]) -> bool:
-    """Return whether a run's models are not finite, or a loss is 10⁶ times its first value.
-
-    ``measured`` names the parts whose loss was measured, for which NaN means divergence.
-    """
+    """Return whether models are not finite, or a ``measured`` loss grew by 10⁶ or is NaN."""
     # The distance depends on models alone, which are public: a secret run may stop by it.
     if not math.isfinite(float(row["consensus_distance"])):
         return True

@@ -1,9 +1,7 @@
 """Trained models as others use them: named weights, preprocessing, classes and the promise.
 
-A run ends with a file ``model.pt``, which has everything that a reader needs. It is a dictionary of
-plain text and tensors, which ``torch.load`` reads with ``weights_only=True`` and runs no code::
-
-    model.load_state_dict(torch.load("model.pt", weights_only=True)["state_dict"])
+``model.pt`` is a dictionary of plain text and tensors, which ``torch.load`` reads with
+``weights_only=True`` and runs no code.
 """
 
 from __future__ import annotations
@@ -42,15 +40,12 @@ MODEL_FILE = "model.pt"
 _FORMAT = 1
 _FORMAT_KEY = "corn_model"
 _MAX_BYTES = 1 << 24
-# What reading a damaged file raises.
 _DAMAGE = AttributeError, EOFError, LookupError, OverflowError, RuntimeError, TypeError, ValueError
 
 OutputKind: TypeAlias = Literal["logit", "logits", "number", "own"]
-"""``logit``: that of the second of two classes; ``logits``: one for each class; ``number``: a
-prediction, scaled as the target; ``own``: of a loss of the user's own, whose meaning is not known.
-"""
+"""``logit`` is that of the second of two classes, ``number`` is scaled as the target, and ``own``
+is of a loss of the user's own."""
 
-# The attributes that make each layer anew.
 _LAYERS: dict[str, tuple[str, ...]] = {
     "Linear": ("in_features", "out_features"),
     "Conv2d": ("in_channels", "out_channels", "kernel_size", "stride", "padding"),
@@ -66,20 +61,11 @@ _LAYERS: dict[str, tuple[str, ...]] = {
 class ModelPromise:
     """The promise about the data that a model was trained on.
 
-    Attributes:
-        epsilon: the largest ε that any agent was promised; None without noise.
-        epsilon_least: the smallest.
-        delta: the largest δ.
-        unit: ``agent`` or ``sample``.
-        protects: the data that is protected, in words.
-        clipping: what is clipped, how samples are drawn, and which data sets are neighbours.
-        relation: the last of these by itself, see ``ClippedQuery``; None without noise.
-        adversary: against whom.
-        num_steps: T of the budget.
-        num_agents: the number of agents.
-        mechanism: the name of the mechanism.
-        plan: the fingerprint of the plan; empty without one.
-        simulation: why ε is simulated, and no promise; empty if it is one.
+    ``epsilon`` and ``delta`` are the largest that any agent was promised, ``epsilon_least`` the
+    smallest; None without noise. ``unit`` is ``agent`` or ``sample``, ``protects`` that in words.
+    ``clipping`` says what is clipped, how samples are drawn, and which data sets are neighbours;
+    ``relation`` is the last of these by itself, see ``ClippedQuery``. ``plan`` is its fingerprint,
+    and ``simulation`` says why ε is simulated, and no promise; both may be empty.
     """
 
     epsilon: float | None
@@ -108,13 +94,11 @@ class ModelPromise:
     ) -> ModelPromise:
         """Return the promise of a result's mechanism, by default of its first trial."""
         one = mechanism or result.trials[0].mechanism
-        num_agents = result.parameters.shape[1]
-        if one.budget is None:
-            empty = None, None, None, "", "nobody", "", None, "nobody"
-            return cls(*empty, result.num_steps, num_agents, one.name)
-        return cls._of_budget(
-            one.budget, one.against, num_agents, one.name, plan, result.simulation
-        )
+        own = one.against, result.parameters.shape[1], one.name
+        if one.budget is not None:
+            return cls._of_budget(one.budget, *own, plan, result.simulation)
+        nobody = None, None, None, "", "nobody", "", None, "nobody"
+        return cls(*nobody, result.num_steps, *own[1:])
 
     @classmethod
     def _of_budget(
@@ -166,16 +150,11 @@ class ModelPromise:
 class TrainedModel:
     """A trained model with everything that its use needs.
 
-    Attributes:
-        state_dict: weights by the names of a plain ``torch.nn.Module``.
-        layers: the module's layers as plain data; None for a class of the user's own.
-        input_shape: the shape of one encoded sample.
-        output: the meaning of the module's outputs.
-        classes: the names of the classes in order of the outputs; None for numbers.
-        preprocessing: the public schema by which a table becomes inputs; None if the data were no
-            files.
-        promise: ε, δ, unit, clipping, adversary and plan.
-        description: the model in one line.
+    ``state_dict`` has weights by the names of a plain ``torch.nn.Module``, ``layers`` its layers as
+    plain data; None for a class of the user's own. ``input_shape`` is that of one encoded sample,
+    ``output`` the meaning of outputs, ``classes`` their names in order; None for numbers.
+    ``preprocessing`` is the public schema by which a table becomes inputs, ``promise`` has ε, δ,
+    unit, clipping, adversary and plan.
     """
 
     state_dict: Mapping[str, Tensor] = field(repr=False)
@@ -263,8 +242,7 @@ class TrainedModel:
         """Write the model to a file that ``torch.load`` reads with ``weights_only=True``."""
         about = json.dumps(self.describe())
         content = {_FORMAT_KEY: _FORMAT, "about": about, "state_dict": dict(self.state_dict)}
-        # Through memory: torch would write the name of the temporary file, with the number of this
-        # process, into the archive.
+        # Through memory: torch would write the name of the temporary file into the archive.
         stream = io.BytesIO()
         torch.save(content, stream)
         write_file(path, stream.getvalue(), is_private=is_private)
@@ -279,8 +257,7 @@ class TrainedModel:
         if self.layers is None:
             raise InvalidArgumentError(
                 f"model must be made of the layers {', '.join(_LAYERS)}, found {self.description}: "
-                "load its weights into your own class with "
-                'load_state_dict(torch.load(FILE, weights_only=True)["state_dict"])'
+                "load its state_dict into your own class"
             )
         module = _make_layers(self.layers)
         # Assigned: a model in double precision stays in it.
@@ -322,11 +299,7 @@ class TrainedModel:
         return measure_quality(self.predict(inputs), targets.cpu().numpy())
 
     def to_onnx(self) -> bytes:
-        """Return the model in the ONNX format, with its description as the metadata ``corn``.
-
-        It takes ``inputs`` that are encoded as the preprocessing says, and returns
-        ``probabilities`` of the classes, or ``outputs`` where there are none.
-        """
+        """Return an ONNX model of probabilities or numbers, with its description as metadata."""
         try:
             import onnx
         except ImportError as error:
@@ -335,7 +308,6 @@ class TrainedModel:
         name = "probabilities" if self.output in ("logit", "logits") else "outputs"
         stream: Any = io.BytesIO()
         with warnings.catch_warnings():
-            # The other exporter of torch is not deprecated, and needs one more package.
             warnings.simplefilter("ignore", DeprecationWarning)
             torch.onnx.export(
                 predictor,
@@ -373,15 +345,10 @@ def _to_predictions(outputs: Tensor, kind: OutputKind) -> Tensor:
 
 
 def load_model(path: Path | str) -> TrainedModel:
-    """Read a model that a run saved. No code in the file is run.
-
-    Args:
-        path: a file ``model.pt``, or the folder of a run.
-    """
+    """Read ``model.pt``, or that in the folder of a run. No code in the file is run."""
     file = find_model(Path(path))
     try:
         with warnings.catch_warnings():
-            # Torch warns of a pickle that is not its own, and then refuses it.
             warnings.simplefilter("ignore", UserWarning)
             content = torch.load(file, map_location="cpu", weights_only=True)
         return _read_content(content)
@@ -403,18 +370,14 @@ def find_model(path: Path) -> Path:
     if len(found) == 1:
         return found[0]
     listed = ", ".join(map(str, found[:5])) or "none"
-    raise FileFormatError(
-        f"{path}: must be a model or the folder of a run with one {MODEL_FILE}, found {listed}"
-    )
+    raise FileFormatError(f"{path}: must be a model, or have one {MODEL_FILE}, found {listed}")
 
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
     """Predictions in the order of the rows, and columns of the table that the model does not use.
 
-    ``values`` are probabilities, shape (rows, classes), or numbers in the unit of the target. If
-    the table has targets, there are ``scores``, and of classes their ``quality``; they are private,
-    as the rows are.
+    If the table has targets, there are ``scores``, and of classes their ``quality``: private both.
     """
 
     values: FloatArray = field(repr=False)
@@ -425,14 +388,11 @@ class Predictions:
 
 def predict_table(model: TrainedModel, path: Path) -> Predictions:
     """Predict for every row of a table, or raise with all its differences from the schema."""
-    # Pyarrow takes a moment to import, which other uses of a model need not wait for.
     from corn.learn.file_data import read_file
 
     if not (model.preprocessing or {}).get("columns"):
-        raise FileFormatError(
-            f"{path}: predictions need a model of tables with named columns (--data), found "
-            f"{model.description}: export it, and encode the inputs yourself"
-        )
+        found = model.description
+        raise FileFormatError(f"{path}: needs a model of tables with named columns, found {found}")
     schema = read_schema(model.preprocessing)
     is_whole = schema.classes == (model.classes or ())
     if not is_whole or model.input_shape != (len(schema.features),):

@@ -31,7 +31,7 @@ from corn.learn.problem import DataSource, SweepSettings, make_problem
 from corn.learn.schedule import Schedule, ScheduleName, make_schedule
 from corn.learn.sweep import run_sweep
 from corn.learn.tasks import MeanLoss, Task
-from corn.learn.tasks.module import make_task, trained_parameters
+from corn.learn.tasks.module import make_task, split_vector, trained_parameters
 from corn.learn.tuning import Comparison, tune
 from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget
@@ -106,11 +106,9 @@ def train(
     is_name = isinstance(mechanism, str)
     if isinstance(source, Plan):
         # A plan was checked as a whole: another budget or other noise would void its promise.
-        is_default = is_name and mechanism == "corn"
-        if any((budget, not is_default, threat, objective is not None)):
+        if any((budget, mechanism != "corn", threat, objective is not None)):
             raise InvalidArgumentError(
-                "budget, mechanism, threat and objective must not be given with a plan, which has "
-                "all of them"
+                "budget, mechanism, threat and objective must be those of the plan: leave them out"
             )
         network, target = source.network, source.objective
     else:
@@ -124,10 +122,7 @@ def train(
         target = _choose_objective(objective, network, num_steps, given)
         if secure and budget is not None:
             if isinstance(mechanism, Design | Decomposition | Mechanism):
-                raise InvalidArgumentError(
-                    "mechanism must be a name, a record or a function with secure=True, found "
-                    "noise: give a plan instead"
-                )
+                raise InvalidArgumentError("mechanism must not be noise: give a plan instead")
             # Noise that protects somebody must also cover the rounding of floating point.
             plan = make_plan(
                 network,
@@ -141,11 +136,10 @@ def train(
     if plan is None and budget is not None:
         designed = make_mechanisms([mechanism], network, budget, objective=target, threat=threat)
         (made,) = _forget_kappa(designed, given)
-    usual = {} if plan is None else {"cooldown_steps": plan.cooldown_steps, "dtype": plan.dtype}
-    keys = "secret" if secure else "none"
-    settings = _make_settings(
-        {**usual, "noise_keys": keys, **given}, network, made.budget or budget, target
-    )
+    usual: dict[str, Any] = {"noise_keys": "secret" if secure else "none"}
+    if plan is not None:
+        usual |= {"cooldown_steps": plan.cooldown_steps, "dtype": plan.dtype}
+    settings = _make_settings({**usual, **given}, network, made.budget or budget, target)
     problem = make_problem(task, datasets, network.agent_names, validation=validation, test=test)
     if step_size is None:
         optimizer = settings.optimizer
@@ -153,7 +147,6 @@ def train(
     trials = [Trial(made, make_schedule(step_size))]
     result = run_sweep(problem, network, trials, settings=settings, **options)
     for (_, _, seed), why in result.stopped.items():
-        # There is one trial, so that runs are as many as seeds.
         if len(result.stopped) == len(result.seeds):
             raise InfeasibleError(f"every run broke down; seed {seed} {why}")
         warnings.warn(f"seed {seed} {why}", CornWarning, stacklevel=2)
@@ -164,7 +157,6 @@ def _take_settings(options: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of sweeps among a function's options, without which those are left."""
     names = [field.name for field in fields(SweepSettings) if field.name in options]
     given = {name: options.pop(name) for name in names}
-    # None is the default of the network too, as for make_plan.
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -175,17 +167,13 @@ def _forget_kappa(mechanisms: list[Mechanism], given: Mapping[str, Any]) -> list
     return [replace(each, disagreement_ratio=None) for each in mechanisms]
 
 
-def _has_own_momentum(given: Mapping[str, Any]) -> bool:
-    """Return whether an optimizer or a rule takes the steps; settings refuse a second momentum."""
-    return "optimizer" in given or "local_rule" in given
-
-
 def _make_settings(
     given: Mapping[str, Any], network: Network, budget: PrivacyBudget | None, objective: Objective
 ) -> SweepSettings:
     """Return the settings that a caller gave, and those of network and budget for the others."""
-    # The momentum that the designs count on: trained with another, they would be suboptimal.
-    usual: dict[str, Any] = {"momentum": 0.0 if _has_own_momentum(given) else objective.momentum}
+    # The momentum that the designs count on; optimizers and rules have their own.
+    is_own = "optimizer" in given or "local_rule" in given
+    usual: dict[str, Any] = {"momentum": 0.0 if is_own else objective.momentum}
     # A budget of unit sample counted on its batch size; ``Simulation`` refuses another.
     usual["batch_size"] = None if budget is None else budget.batch_size
     usual["num_steps"] = given.get("num_steps") or (1 if budget is None else budget.num_steps)
@@ -200,32 +188,28 @@ def _choose_objective(
     """Return the objective of designs: the caller's, or the default for this momentum."""
     if objective is not None:
         return read_objective(objective, network, num_steps)
-    momentum = given.get("momentum", 0.0 if _has_own_momentum(given) else None)
+    is_own = "optimizer" in given or "local_rule" in given
+    momentum = given.get("momentum", 0.0 if is_own else None)
     return default_objective(num_steps, mixing=network.mixing, momentum=momentum)
 
 
 def load_parameters(model: nn.Module, vector: Tensor) -> nn.Module:
-    """Return a copy of the model with parameters from a result, such as ``parameters[run, agent]``.
-
-    Frozen parameters are not in the vector and keep their values.
-    """
+    """Return a copy of the model with trained parameters from ``parameters[run, agent]``."""
     # The caller's model stays unchanged: it may be loaded with the parameters of several agents.
     filled = copy.deepcopy(model)
     trained = trained_parameters(filled)
     expected = sum(parameter.numel() for parameter in trained)
-    shape, advice = tuple(vector.shape), "take parameters[run, agent]"
-    rule = f"the model's {expected} parameters"
-    require(shape == (expected,), "vector", rule, f"shape {shape}", advice=advice)
+    shape = tuple(vector.shape)
+    require(shape == (expected,), "vector", f"the model's {expected} parameters", f"shape {shape}")
     # Copied into the model's own memory and type: training the copy must not change the result.
-    pieces = torch.split(vector.detach(), [parameter.numel() for parameter in trained])
+    pieces = split_vector(vector.detach(), [parameter.shape for parameter in trained])
     with torch.no_grad():
         for parameter, piece in zip(trained, pieces, strict=True):
-            parameter.copy_(piece.view_as(parameter))
+            parameter.copy_(piece)
     return filled
 
 
 MECHANISMS_TO_COMPARE = ("corn", "decor", "ldp", "central", "none")
-"""CorN, two mechanisms without a server, a trusted server, and no noise."""
 
 
 def compare(

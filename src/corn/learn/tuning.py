@@ -37,13 +37,8 @@ class Comparison:
     """Mechanisms at the same ε, each at its best step size.
 
     Choosing by the validation loss of several runs on one data set costs privacy that no ε here
-    counts. Like the paper, CorN reports the ε of each run alone. Tune on public data where that
-    matters.
-
-    Attributes:
-        problem: the task and the data that was trained on.
-        schedules: the best step size of each mechanism; one whose every run broke down has none.
-        result: all runs: measurements and models.
+    counts. Tune on public data where that matters. ``schedules`` has the best of each mechanism;
+    one whose every run broke down has none. ``result`` has all runs.
     """
 
     problem: TrainingProblem = field(repr=False)
@@ -102,7 +97,6 @@ class Comparison:
         """Mechanisms whose best step size is an end of those tried, if several were."""
         ends: dict[str, GridEnd] = {}
         for name, schedule in self.schedules.items():
-            # By the first step size: schedules of a grid differ in nothing else.
             mine = [own.schedule for own in self.result.trials if own.mechanism.name == name]
             tried = sorted(own.initial for own in mine)
             if len(tried) > 1 and schedule.initial in (tried[0], tried[-1]):
@@ -111,12 +105,10 @@ class Comparison:
 
     @cached_property
     def summary(self) -> dict[str, dict[str, object]]:
-        """Scores, ε and adversary of each mechanism, by its name.
+        """Scores, ε and adversary of each mechanism, by its name, without what was not measured.
 
-        Scores that were not measured are left out, and all scores of a mechanism whose every run
-        broke down (its step size is None). For the quadratic task the optimality gap is added.
-        ``intervals`` are half widths; ``differences`` are pairs of a mean and a half width, paired
-        with `reference`.
+        ``intervals`` are half widths; ``differences`` are pairs of a mean and a half width, with
+        `reference`. For the quadratic task the optimality gap is added.
         """
         # For the steps that were run, which are fewer than planned after an interruption.
         num_steps = self.result.num_steps
@@ -141,7 +133,6 @@ class Comparison:
         for column in (*_SCORE_COLUMNS, *gap):
             intervals, differences = self.interval(column), self.differences(column)
             for name, mean in self.score(column).items():
-                # Those that were measured.
                 if not math.isnan(mean):
                     facts[name][column] = mean
                 if not math.isnan(intervals[name]):
@@ -163,10 +154,7 @@ class Comparison:
         return chosen
 
     def to_pandas(self) -> Any:
-        """Return all measurements as one data frame: a row for each run and measured step.
-
-        ``is_best`` marks the runs at their mechanism's best step size.
-        """
+        """Return all measurements as a data frame; ``is_best`` marks best step sizes."""
         best = self.best_step_sizes.items()
         rows = self.result.rows
         return make_frame(
@@ -179,15 +167,10 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Return half the width of Student's 95 % interval of the mean.
-
-    Over seeds it covers the randomness of batches, noise and initial models, but not that of the
-    data, which all runs share. NaN for one value, and if one is not finite.
-    """
+    """Return half the width of Student's 95 % interval of the mean, or NaN."""
     count = len(values)
     if count < 2 or not np.isfinite(values).all():
         return math.nan
-    # The mean is estimated too, hence n − 1. The 0.975 quantile leaves 2.5 % on each side.
     return float(stdtrit(count - 1, 0.975)) * math.sqrt(np.var(values, ddof=1) / count)
 
 
@@ -203,9 +186,8 @@ def tune(
 ) -> Comparison:
     """Run all mechanisms with all step sizes together, and keep the best of each.
 
-    Without step sizes they are searched for: each mechanism starts with three, and goes on with
-    those that ``propose_places`` returns. An interrupted round of a search is left out, unless it
-    is the first. ``options`` are those of :func:`corn.learn.sweep.run_sweep`.
+    Without step sizes they are searched for. An interrupted round of a search is left out, unless
+    it is the first. ``options`` are those of :func:`corn.learn.sweep.run_sweep`.
     """
 
     def run(trials: Sequence[Trial]) -> Result:
@@ -229,10 +211,7 @@ def _column_to_tune(problem: TrainingProblem) -> str:
 
 
 def choose_best(problem: TrainingProblem, result: Result) -> Comparison:
-    """Return each mechanism at its best step size, by the last validation loss.
-
-    ``InfeasibleError`` if every run of every mechanism broke down.
-    """
+    """Return each mechanism at its best step size, by the last validation loss."""
     values = result.last_values(_column_to_tune(problem))
     least: dict[str, float] = {}
     schedules: dict[str, Schedule] = {}
@@ -281,8 +260,7 @@ def _search(
         for (m, k), trial in zip(wanted, trials, strict=True):
             losses[m][k] = _mean(values[name_of(trial)])
         wanted = [(m, k) for m in starts for k in propose_places(losses[m], start=starts[m])]
-        # Mechanisms that clip samples decide how batches are drawn. A round without any would have
-        # other batches than the rounds before.
+        # Mechanisms that clip samples decide how batches are drawn: one has to be in each round.
         if not any(m.queries for m, _ in wanted) and any(m.queries for m in starts):
             wanted = []
     return found
@@ -308,8 +286,7 @@ def _join(first: Result, second: Result) -> Result:
 def propose_places(losses: Mapping[int, float], *, start: int) -> tuple[int, ...]:
     """Return the places to try next, given the losses so far; none if the search is over.
 
-    Beyond an end that is the best so far there may be a better one, unless the end has gained less
-    than one percent. An inner place is refined by its two neighbours.
+    Beyond the best end there may be a better one; an inner place is refined by its neighbours.
     """
     tried = sorted(losses)
     best = min(tried, key=losses.__getitem__)
@@ -322,7 +299,6 @@ def propose_places(losses: Mapping[int, float], *, start: int) -> tuple[int, ...
     if best in (tried[0], tried[-1]) and is_worthwhile and abs(outward - start) <= _FURTHEST:
         return (outward,)
     between = (best - 1, best + 1)
-    # Beyond an end that gained too little nothing is refined.
     return tuple(k for k in between if k not in losses and tried[0] < k < tried[-1])
 
 
@@ -341,7 +317,7 @@ def expect_place(
     expected = expect_step_size(num_steps=num_steps, clip=mechanism.clip, randomness=randomness)
     # A schedule that falls begins as much higher as its average over the steps is lower.
     shape = make_schedule(1.0, schedule)
-    mean = float(np.mean([shape.at(step, num_steps) for step in range(1, num_steps + 1)]))
+    mean = float(np.mean([shape.at(step + 1, num_steps) for step in range(num_steps)]))
     return nearest_place(expected / mean)
 
 
@@ -360,12 +336,7 @@ def nearest_place(step_size: float) -> int:
 
 @dataclass(frozen=True)
 class TuningPrice:
-    """Price of all runs with noise together, for the agent that loses most.
-
-    ``epsilon`` is that of all runs together, floating point included, and ``epsilon_of_one`` what a
-    single run promises that agent; the rest says in words what is protected, against whom, and on
-    which condition.
-    """
+    """Price of all runs with noise together, floats included, for the agent that loses most."""
 
     num_runs: int
     epsilon: float
@@ -382,23 +353,16 @@ class TuningPrice:
 def price_tuning(result: Result) -> TuningPrice | None:
     """Return the price of all runs that have noise and no trusted server; None if there are none.
 
-    It is that of their releases. A choice between them by losses without noise, as `tune` makes it,
-    may depend on one sample of the validation data, and has no price. A run that broke down counts:
-    its models were released until it stopped. An interrupted search has left out runs.
+    A choice between them by losses without noise, as `tune` makes it, has no price. A run that
+    broke down counts: its models were released until it stopped.
     """
     if result.status == "interrupted":
-        raise InvalidArgumentError("result must be complete to be priced, found an interrupted one")
-    budgets = {
-        own.mechanism: own.mechanism.budget
-        for own in result.trials
-        if own.mechanism.budget is not None and not own.mechanism.is_central
-    }
+        raise InvalidArgumentError("an interrupted result cannot be priced")
+    every = [own.mechanism for own in result.trials for _ in result.seeds]
+    budgets = {own: own.budget for own in every if own.budget is not None and not own.is_central}
     if not budgets:
         return None
-    # Every step size and every seed is a run of its own on the same data.
-    runs = [
-        own.mechanism for own in result.trials for _ in result.seeds if own.mechanism in budgets
-    ]
+    runs = [own for own in every if own in budgets]
     # Agents with the same promises differ in their noise only, and the least counts.
     alike: dict[tuple[object, ...], list[int]] = {}
     for agent in range(runs[0].precision.size):
@@ -424,7 +388,6 @@ def price_tuning(result: Result) -> TuningPrice | None:
                 delta=total.delta,
                 epsilon_of_one=own.promise.epsilon,
                 protects=f"{own.query.protects} ({own.query.recipe})",
-                # Together runs hold against no stronger adversary than the weakest of them.
                 against=ThreatModel(total.max_colluders or 0).describe(),
             )
         )

@@ -1,17 +1,11 @@
 """Replaceable parts of an update: what is clipped, how models are mixed, and the rule of steps.
 
 A step is: gradient, *clipping*, the release kernel (clip to C, add noise, round), *local rule*,
-*mixing*. The kernel stays between the two sides, so that replacements keep the accounting, as long
-as they compute from nothing but what they are given:
+*mixing*. A `Clipping` gets one gradient at a time, of an agent or of a sample; whatever it returns,
+the kernel clips to C. A `LocalRule` and a `MixingRule` get releases and models alone, all of which
+an eavesdropper sees as well: post-processing, which costs no privacy.
 
-- A `Clipping` gets one gradient at a time, of an agent or of a sample, as the budget's unit
-  demands. Whatever it returns, the kernel clips to C. A rule that remembers earlier gradients is
-  refused; one that reads the data set by itself cannot be noticed.
-- A `LocalRule` and a `MixingRule` get releases and models alone, all of which an eavesdropper sees
-  as well: post-processing, which costs no privacy.
-
-They are settings of a sweep (`corn.learn.SweepSettings`), for simulations: agents run what their
-plan says. ``examples/update_rules.py`` has implementations.
+They are settings of a sweep, for simulations. ``examples/update_rules.py`` has implementations.
 """
 
 from __future__ import annotations
@@ -22,12 +16,10 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from corn.checks import require, require_count
-from corn.errors import InvalidArgumentError
+from corn.checks import require
 from corn.learn.batches import Batch
-from corn.learn.step import ClippedGradients, Mixer, clip_gradients, sum_clipped_samples
+from corn.learn.step import ClippedGradients, clip_gradients, sum_clipped_samples
 from corn.learn.tasks import Gradients, Task
-from corn.topology import Network
 
 Clipping: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(gradient, C) → gradient, both of shape (d,); it is vectorised by ``torch.vmap``, so it may not
@@ -43,14 +35,11 @@ class LocalRule(Protocol):
     def take_step(
         self, models: Tensor, released: Tensor, step_size: Tensor, mix: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """Return the models after a step.
+        """Return the models (seeds, agents, trials, d) after a step.
 
-        Args:
-            models: shape (seeds, agents, trials, d).
-            released: the releases, of the same shape; with exact sums their average, for one agent.
-                The next step overwrites them.
-            step_size: broadcasts against them; 0 for runs that were stopped.
-            mix: mixes such values over agents, once for each message of the step.
+        ``released`` are the releases, with exact sums their average, for one agent; the next step
+        overwrites them. ``step_size`` broadcasts against them, and is 0 for runs that were stopped.
+        ``mix`` mixes such values over agents, once for each message of the step.
         """
 
 
@@ -77,7 +66,6 @@ def clip_by_rule(
     )
     models = parameters.repeat_interleave(size, dim=0)
     slopes = _apply(rule, task.gradient(models, alone).values.to(clip.dtype), clip)
-    # Shape (cells, trials, samples, d).
     slopes = slopes.view(cells, size, *slopes.shape[1:]).transpose(1, 2).contiguous()
     values, factors = sum_clipped_samples(
         slopes, clip[:, None], batch.weights.unsqueeze(1), most_samples=batch.most_samples
@@ -87,23 +75,13 @@ def clip_by_rule(
 
 
 def check_clipping(rule: Clipping, num_parameters: int) -> None:
-    """Raise unless a rule maps a gradient to one of its shape, whatever it was called with before.
-
-    A rule with a memory would let one sample change what is released of others.
-    """
+    """Raise unless a rule keeps shapes, and has no memory, by which samples would meet."""
     generator = torch.Generator().manual_seed(0)
     first, other = torch.randn(2, 1, 1, num_parameters, generator=generator)
     clip = torch.ones(1)
-    try:
-        made, _, again = (_apply(rule, values, clip) for values in (first, other, first))
-    except (RuntimeError, TypeError, IndexError) as error:
-        reason = str(error).partition("\n")[0]
-        raise InvalidArgumentError(
-            f"clipping must be a function of one gradient of shape ({num_parameters},) and of C, "
-            f"which torch.vmap can vectorise, so that it has torch.where in place of if: {reason}"
-        ) from error
-    is_same = torch.equal(made, again)
-    require(is_same, "clipping", "a function without memory", "other values for the same gradient")
+    made, _, again = (_apply(rule, values, clip) for values in (first, other, first))
+    kind, found = "a function without memory", "other values for the same gradient"
+    require(torch.equal(made, again), "clipping", kind, found)
 
 
 def _apply(rule: Clipping, values: Tensor, clip: Tensor) -> Tensor:
@@ -113,30 +91,3 @@ def _apply(rule: Clipping, values: Tensor, clip: Tensor) -> Tensor:
     rule_shape = "a function that keeps the shape of a gradient"
     require(made.shape == values.shape, "clipping", rule_shape, tuple(made.shape[2:]))
     return made.contiguous()
-
-
-def follow_graphs(*phases: tuple[int, Network]) -> MixingRule:
-    """Return the rule that mixes over each network for its number of steps, then from the start.
-
-    >>> from corn.topology import load_network
-    >>> ring = load_network("ring:4", mixing="gossip")
-    >>> models = torch.arange(4.0).view(1, 4, 1)
-    >>> follow_graphs((1, ring))(models, 0).flatten().tolist()
-    [1.3333333730697632, 1.0, 2.0, 1.6666667461395264]
-    """
-    order = [network for count, network in phases for _ in range(require_count("steps", count))]
-    is_gossip = bool(order) and all(network.mixing == "gossip" for network in order)
-    require(is_gossip, "mixing", "that of networks with gossip", phases)
-    mixers: dict[tuple[int, torch.dtype, torch.device], Mixer] = {}
-
-    def mix(models: Tensor, step: int) -> Tensor:
-        network = order[step % len(order)]
-        num_agents = models.shape[1]
-        rule = f"over networks of the {num_agents} agents that train"
-        require(network.num_agents == num_agents, "mixing", rule, network.num_agents)
-        key = id(network), models.dtype, models.device
-        if key not in mixers:
-            mixers[key] = Mixer(network, dtype=models.dtype, device=models.device)
-        return mixers[key].mix(models)
-
-    return mix

@@ -1,8 +1,8 @@
 """The module of the user's own training loop, through which each sample runs alone.
 
 While a batch of the private loader is under way, a call of the module runs it on one sample after
-the other, by ``torch.func.vmap``, each with a copy of the parameters. So whatever its layers do, no
-sample can change the outputs of another one, and the gradient of its copy is that of the sample.
+the other, by ``torch.func.vmap``, each with a copy of the parameters. So no sample can change the
+outputs of another one, and the gradient of its copy is that of the sample.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from corn.learn.tasks.module import (
     hash_module,
     map_in_a_loop,
     require_no_batch_statistics,
+    split_vector,
     trained_parameters,
 )
 from corn.learn.tasks.protocol import Gradients, Scores
@@ -35,11 +36,7 @@ from corn.learn.tasks.protocol import Gradients, Scores
 
 @final
 class SampleGradients:
-    """The gradient of each sample's training loss, from one backward pass of the user's loop.
-
-    Between ``begin``, which announces a batch, and ``take``, which takes its losses, calls of the
-    module with gradients run each sample with an own copy of the parameters.
-    """
+    """The gradient of each sample's training loss, from one backward pass of the user's loop."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -63,11 +60,7 @@ class SampleGradients:
         self._is_taking = False
 
     def begin(self, batch: Any, num_samples: int) -> Any:
-        """Expect losses of a batch, after those before; return the batch to show to the loop.
-
-        Where all checks are made, its floats have gradients, which show whether the loop mixes
-        samples before it calls the module.
-        """
+        """Expect losses of a batch, after those before; return the batch to show to the loop."""
         inputs: list[Tensor] = []
         self._expected.append((num_samples, inputs))
         self._num_batches += 1
@@ -99,17 +92,13 @@ class SampleGradients:
     def take(self, losses: Tensor) -> Tensor:
         """Return the gradient of each sample's loss, shape (samples, d)."""
         if not self._expected:
-            raise CornError(
-                "the backward pass of optimizer.mean(losses) must run once for each batch, found a "
-                "second one: add up the losses of each sample first"
-            )
+            raise CornError("optimizer.mean(losses) must have one backward pass for each batch")
         num_samples, inputs = self._expected[0]
         if losses.shape != (num_samples,) or not losses.requires_grad:
             raise InvalidArgumentError(
                 f"losses must be one loss for each of the {num_samples} samples of the batch, as a "
                 f"vector with gradients, found shape {tuple(losses.shape)}"
-                f"{'' if losses.requires_grad else ' without gradients'}: use reduction='none', "
-                "and for sequences the mean over each sample's own positions"
+                f"{'' if losses.requires_grad else ' without gradients'}: use reduction='none'"
             )
         copies, trained = list(self._copies.values()), list(self._trained.values())
         self._is_taking = True
@@ -122,13 +111,11 @@ class SampleGradients:
         own, outside = slopes[: len(copies)], slopes[len(copies) :]
         if all(slope is None for slope in own):
             raise InvalidArgumentError(
-                "losses must be computed from the outputs of the whole module, found that it was "
-                "not called on tensors of this batch: call model(inputs), not single layers of it"
+                "losses must be computed from outputs of model(inputs), found other ones"
             )
         for name, slope in zip(self._trained, outside, strict=True):
             rule = "used by calls of the module alone, in its forward()"
             require(slope is None, "parameters", rule, f"a gradient of {name!r} from outside")
-        # A parameter that this batch did not use has no gradient.
         used = [
             torch.zeros_like(copy) if slope is None else slope
             for copy, slope in zip(copies, own, strict=True)
@@ -154,8 +141,7 @@ class SampleGradients:
             outputs = self._run_twice(call)
         else:
             outputs = self._map(call.forward, self._copies, call.samples)
-        # An output that uses no parameter is followed as well: as a weight of losses it may mix
-        # samples.
+        # An output without parameters is followed too: as a weight of losses it may mix samples.
         real = [
             x if x.requires_grad or not x.is_floating_point() else x.detach().requires_grad_()
             for x in outputs
@@ -177,19 +163,13 @@ class SampleGradients:
         for first, second in zip(outputs, again, strict=True):
             # Sums on some devices depend on the order of threads.
             if not torch.allclose(first, second, rtol=1e-4, atol=1e-6, equal_nan=True):
-                raise InvalidArgumentError(
-                    "the module must keep nothing between calls, found that its outputs for the "
-                    "same batch differ: states of earlier samples are in gradients of later ones"
-                )
+                raise InvalidArgumentError("the module must keep nothing between calls")
         return outputs
 
     def _require_taking(self, _: Tensor) -> None:
         """Raise in a backward pass through outputs that is not that of ``take``."""
         if not self._is_taking:
-            raise CornError(
-                "with unit='sample' gradients must come from optimizer.mean(losses), found others, "
-                "in which a sample may have more weight: compute losses with reduction='none'"
-            )
+            raise CornError("gradients must come from optimizer.mean(losses), found others")
 
     def _map(self, function: Callable[..., Any], *args: Any) -> Any:
         """Return a function's values of each sample."""
@@ -197,8 +177,7 @@ class SampleGradients:
         obstacle = self._obstacle
         if not obstacle:
             try:
-                # Fused attention has no batching rule, its plain formula has. Nor has the path of
-                # attention without gradients.
+                # Fused attention has no batching rule; its plain formula has.
                 with sdpa_kernel(SDPBackend.MATH), _plain_attention():
                     return vmap(function, dims, randomness="different")(*args)
             except torch.OutOfMemoryError:
@@ -218,10 +197,7 @@ class SampleGradients:
         return found
 
     def _require_own_losses(self, losses: Tensor, inputs: list[Tensor]) -> None:
-        """Raise unless the losses of some samples have no gradient in the rows of all others.
-
-        Batches whose inputs are followed try all pairs of samples, others half of them.
-        """
+        """Raise unless losses of samples have no gradient in others: all pairs, or half of them."""
         count = len(losses)
         numbers = torch.arange(count, device=losses.device)
         # Different weights, so that gradients of two losses do not cancel.
@@ -235,7 +211,6 @@ class SampleGradients:
             rows = [*self._outputs, *inputs]
             if not rows:
                 return ()
-            # Zeros where the total does not depend on a tensor.
             return torch.autograd.grad(total, rows, retain_graph=True, materialize_grads=True)
 
         whole = differentiate(weighted.sum()) if self._is_followed else ()
@@ -244,8 +219,7 @@ class SampleGradients:
             slopes = differentiate(weighted[chosen].sum())
             # A broken sample has NaN in its own row, also where its loss has weight 0.
             is_mixed = any(slope[~chosen].nan_to_num(nan=0.0).any() for slope in slopes)
-            # Other losses must not change the gradient of a sample either, as a hook that scales
-            # gradients by the norm of all of them does.
+            # Nor may other losses change a sample's gradient, as scaling by a norm of all does.
             is_mixed = is_mixed or any(
                 not torch.allclose(slope[chosen], total[chosen], rtol=1e-3, equal_nan=True)
                 for slope, total in zip(slopes, whole, strict=False)
@@ -253,8 +227,7 @@ class SampleGradients:
             if is_mixed:
                 raise InvalidArgumentError(
                     "each of the losses must depend on its own sample alone, found one that "
-                    "depends on others of the batch: compute one loss for each sample, in their "
-                    "order, with reduction='none'; unit='agent' allows mixup and such losses"
+                    "depends on others of the batch: use reduction='none', or unit='agent'"
                 )
 
 
@@ -323,7 +296,6 @@ class _Call:
         self._is_split = [
             isinstance(x, Tensor) and bool(x.dim()) and len(x) == num_samples for x in self._leaves
         ]
-        # The tensors that have one row for each sample.
         self.samples = list(itertools.compress(self._leaves, self._is_split))
         shared = itertools.compress(self._leaves, [not own for own in self._is_split])
         for x in (x for x in shared if isinstance(x, Tensor)):
@@ -334,11 +306,8 @@ class _Call:
                     f"along their first dimension, found shape {tuple(x.shape)}: use "
                     "batch_first=True, and 1 as the first dimension of what all samples share"
                 )
-            if x.requires_grad:
-                raise InvalidArgumentError(
-                    "tensors that all samples share must not depend on the batch, as its mean "
-                    f"does, found one with gradients and shape {tuple(x.shape)}"
-                )
+            rule = "without gradients, as they must not depend on the batch"
+            require(not x.requires_grad, "tensors that all samples share", rule, tuple(x.shape))
         require(bool(self.samples), "the module", "called with a tensor of the batch", "none")
 
     def forward(self, weights: Any, samples: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -363,17 +332,13 @@ class _Call:
     def assemble(self, outputs: Sequence[Tensor]) -> Any:
         """Return outputs in the structure of the module's."""
         found = iter(outputs)
-        # All but tensors, such as caches and numbers, is of one sample.
         leaves = [next(found) if isinstance(x, Tensor) else None for x in self._outputs]
         return tree_unflatten(leaves, self._output_structure)
 
 
 @final
 class UserModel:
-    """The user's module as a ``Task``, and a check that values without noise stay as they are.
-
-    It is trained where ``requires_grad`` is set.
-    """
+    """The user's module as a ``Task``, and a check that values without noise stay as they are."""
 
     def __init__(self, module: nn.Module) -> None:
         require_no_batch_statistics(module)
@@ -433,9 +398,8 @@ class UserModel:
         """Raise if the trained parameters are not those of the start, or of the last ``write``."""
         if not has_same_values(self._written, [p.detach() for p in self._trained]):
             raise CornError(
-                "parameters must not change but by optimizer.step(), found that they did, without "
-                "noise: load weights before make_private, and checkpoints by "
-                "optimizer.load_state_dict()"
+                "parameters must not change but by optimizer.step(), found that they did: load "
+                "weights before make_private, and checkpoints by optimizer.load_state_dict()"
             )
 
     @torch.no_grad()
@@ -474,9 +438,8 @@ class UserModel:
         return hash_module(f"{self.module!r}; training {named}", self._frozen.values())
 
     def _split(self, vector: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        pieces = torch.split(vector, [p.numel() for p in self._trained])
-        for parameter, piece in zip(self._trained, pieces, strict=True):
-            yield parameter, piece.view_as(parameter)
+        pieces = split_vector(vector, [p.shape for p in self._trained])
+        return zip(self._trained, pieces, strict=True)
 
 
 def has_same_values(before: Any, after: Any) -> bool:

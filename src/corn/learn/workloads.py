@@ -12,14 +12,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from corn.checks import IntArray, require_choice
+from corn.checks import require_choice
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.files import load_function
 from corn.learn.batches import AgentData
-from corn.learn.datasets import PAPER_PARTITION, WORKLOADS, Dataset, ModelName, load_dataset
-from corn.learn.metrics import Samples
+from corn.learn.datasets import PAPER_PARTITION, WORKLOADS, ModelName, load_dataset
 from corn.learn.partition import partition_samples, split_samples
-from corn.learn.problem import TrainingProblem
+from corn.learn.problem import TrainingProblem, pick_samples
 from corn.learn.tasks import (
     LinearClassifier,
     ModuleTask,
@@ -30,9 +29,7 @@ from corn.learn.tasks import (
     small_cnn_task,
 )
 
-# The paper's network has this many hidden units.
 _HIDDEN = 32
-_MODEL_SEED = 0
 
 
 def make_named_task(
@@ -44,15 +41,10 @@ def make_named_task(
     l2: float = 1e-4,
     of: str = "this data",
 ) -> Task:
-    """Return a task for samples of a shape.
+    """Return a task for samples of a shape; without ``num_classes`` targets are numbers.
 
-    Args:
-        model: ``linear``, ``network`` (32 hidden units), ``cnn``, or ``FILE.py:FUNCTION``.
-        input_shape: the shape of one sample.
-        num_classes: None for numbers to predict, with squared loss.
-        is_image: whether a sample is an image: (height, width) or with channels first.
-        l2: the penalty λ of linear classifiers.
-        of: the data, for errors.
+    ``model`` is ``linear``, ``network`` (32 hidden units), ``cnn`` or ``FILE.py:FUNCTION``, ``l2``
+    is λ of linear classifiers, and ``of`` names the data in errors.
     """
     if model.endswith(".py") or ".py:" in model:
         # Images have their channels first, as torch expects them.
@@ -62,10 +54,7 @@ def make_named_task(
     num_features = math.prod(input_shape)
     if model == "cnn":
         if not is_image or num_classes is None:
-            raise InvalidArgumentError(
-                f"model must be linear or network for {of}, which has no images with classes, "
-                "found 'cnn'"
-            )
+            raise InvalidArgumentError(f"model cnn needs images with classes, {of} has none")
         return small_cnn_task(input_shape, num_classes)
     if num_classes is None:
         is_linear = model == "linear"
@@ -74,7 +63,6 @@ def make_named_task(
         # Least squares is convex: zero is a start that does not depend on a seed.
         for parameter in output.parameters() if is_linear else ():
             nn.init.zeros_(parameter)
-        # Flattening makes one number per sample out of one row per sample, as targets are.
         module = nn.Sequential(nn.Flatten(), *hidden, output, nn.Flatten(0))
         # A linear model keeps its zeros; a network needs new random weights for each seed.
         return ModuleTask(module, functional.mse_loss, reset=not is_linear)
@@ -89,15 +77,13 @@ def _load_task(spec: str, input_shape: tuple[int, ...], num_classes: int | None)
     num_outputs = 1 if num_classes is None else num_classes
     # Agents must start from one model, so it is drawn from a public seed.
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_MODEL_SEED)
+        torch.manual_seed(0)
         made: Any = make(input_shape, num_outputs)
     usual = functional.mse_loss if num_classes is None else functional.cross_entropy
     model, loss = made if isinstance(made, tuple) and len(made) == 2 else (made, usual)
     if not isinstance(model, nn.Module) or not callable(loss):
-        raise FileFormatError(
-            f"{spec}: must return a torch.nn.Module, or a pair of it and its loss, found "
-            f"{type(made).__name__}"
-        )
+        found = type(made).__name__
+        raise FileFormatError(f"{spec}: must return a module, or it and its loss, found {found}")
     return ModuleTask(model, loss, input_shape=input_shape)
 
 
@@ -126,9 +112,6 @@ class Workload:
         directory: the directory of cached data sets.
         device: the device on which torch computes gradients and scores, which each process may
             choose.
-
-    >>> Workload("quadratic").build(20).task.describe()
-    'quadratic objectives of 20 agents in 2 dims'
     """
 
     name: str
@@ -146,14 +129,13 @@ class Workload:
             task = Quadratic(num_agents)
             # float64, because gaps are differences of losses near 1434.
             data = task.agent_data(torch.float64)
-            problem = TrainingProblem(task=task, data=data, notes=(_START,), simulation=_START)
+            problem = TrainingProblem(task=task, data=data, simulation=_START)
         else:
             problem = self._make_from_data(num_agents)
-        notes = "".join(f"; {note}" for note in problem.notes)
         problem = replace(
             problem,
             task=place_task(problem.task, self.device),
-            description=f"{self.name}, {self.partition}, seed {self.seed}{notes}",
+            description=f"{self.name}, {self.partition}, seed {self.seed}",
         )
         return problem if agents is None else select_agents(problem, agents)
 
@@ -161,11 +143,11 @@ class Workload:
         dataset = load_dataset(self.name, directory=self.directory)
         # The data sets' own test parts are ignored: the paper splits all samples 80/20.
         split = split_samples(len(dataset.targets), seed=self.seed)
-        # Partitioned after the split: ``rows`` count rows of the training part.
         labels = dataset.targets[split.train]
         assigned = partition_samples(self.partition, labels, num_agents, seed=self.seed)
         held_out = {"validation": split.validation, "test": split.test}
-        parts = {part: _pick(dataset, rows) for part, rows in held_out.items() if len(rows)}
+        samples = torch.from_numpy(dataset.inputs), torch.from_numpy(dataset.targets)
+        parts = {part: pick_samples(samples, rows) for part, rows in held_out.items() if len(rows)}
         usual = "network" if self.name == "mnist" else "linear"
         return TrainingProblem(
             task=make_named_task(
@@ -176,16 +158,14 @@ class Workload:
                 l2=self.l2,
                 of=self.name,
             ),
-            data=AgentData.from_parts([_pick(dataset, split.train[rows]) for rows in assigned]),
+            data=AgentData.from_parts(
+                [pick_samples(samples, split.train[rows]) for rows in assigned]
+            ),
             parts=parts,
             # Every agent has the held-out samples, and no agent trains on them.
             public_parts=tuple(parts),
             simulation=_DEALT_OUT,
         )
-
-
-def _pick(dataset: Dataset, rows: IntArray) -> Samples:
-    return torch.from_numpy(dataset.inputs[rows]), torch.from_numpy(dataset.targets[rows])
 
 
 def select_agents(problem: TrainingProblem, agents: Sequence[int]) -> TrainingProblem:

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias, final
 
 import torch
@@ -19,13 +19,12 @@ from corn.checks import require
 from corn.errors import CornWarning, InvalidArgumentError
 from corn.learn.batches import Batch
 from corn.learn.step import sum_clipped_samples
-from corn.learn.tasks.protocol import Gradients, Scores, Task, seeded
+from corn.learn.tasks.protocol import Gradients, Scores, Task
 
 MeanLoss: TypeAlias = Callable[[Any, Tensor], Tensor]
 """(outputs, targets) → the mean loss over a batch, as in ``torch.nn.functional``."""
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-# Two samples are enough to tell a sum from a mean.
 _REHEARSAL_ROWS = 2
 # Larger pieces leave the processor's cache: four million numbers were the fastest of 2²⁰ … 2²⁴.
 _ELEMENTS_AT_ONCE = 1 << 22
@@ -35,10 +34,7 @@ _ROWS_AT_ONCE = 512
 def map_in_a_loop(
     function: Callable[..., Any], in_dims: tuple[int | None, ...]
 ) -> Callable[..., Any]:
-    """Return ``vmap(function, in_dims)`` by one call after the other, along dimension 0.
-
-    For modules without batching rules, and for those that branch on the values of their data.
-    """
+    """Return ``vmap(function, in_dims)`` by one call after the other, for any module."""
 
     def mapped(*args: Any) -> Any:
         mapped_args = [a for a, d in zip(args, in_dims, strict=True) if d == 0]
@@ -78,12 +74,16 @@ def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
     return trained
 
 
+def split_vector(vector: Tensor, shapes: Sequence[torch.Size]) -> Iterator[Tensor]:
+    """Yield the parts of a vector of parameters in these shapes."""
+    pieces = torch.split(vector, [shape.numel() for shape in shapes])
+    return map(Tensor.view, pieces, shapes)
+
+
 def hash_module(text: str, constants: Iterable[Tensor]) -> bytes:
     """Return a hash of the description of a module and of its constants."""
-    # Memory addresses differ between processes.
     digest = hashlib.sha256(_ADDRESS.sub("", text).encode())
     for tensor in constants:
-        # Viewed as bytes: NumPy has no bfloat16.
         values = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
         digest.update(values.numpy().tobytes())
     return digest.digest()
@@ -98,9 +98,8 @@ def require_no_batch_statistics(model: nn.Module) -> None:
         ):
             kind = "running statistics" if is_instance else "batch normalisation"
             raise InvalidArgumentError(
-                f"model must not use {kind}, found it in {name or 'model'!r}: it mixes samples, so "
-                "that clipping does not bound one sample's influence; use GroupNorm or LayerNorm, "
-                f"here torch.nn.GroupNorm(1, {layer.num_features})"
+                f"model must not use {kind}, which mixes samples, found it in {name or 'model'!r}: "
+                f"use GroupNorm or LayerNorm, here torch.nn.GroupNorm(1, {layer.num_features})"
             )
 
 
@@ -108,15 +107,11 @@ def require_no_batch_statistics(model: nn.Module) -> None:
 class ModuleTask:
     """The user's own model and loss as a task.
 
-    Parameters with ``requires_grad`` False are constants: they get no gradient and no noise. All
-    models, and all samples where each is clipped, are differentiated together by ``torch.func``. A
-    module that ``torch.func`` cannot vectorise, such as one that branches on the values of its
-    data, runs one model (and one sample) at a time, with a ``CornWarning``.
-
-    The module and its loss keep no state, and draw no random numbers. The loss is the **mean** over
-    a batch. Where samples are clipped, it is called with one sample at a time. ``input_shape`` is
-    the shape of a sample for the model, by default that in the data. With ``reset`` each seed draws
-    its own initial parameters, by each layer's ``reset_parameters``.
+    Parameters with ``requires_grad`` False are constants: they get no gradient and no noise. A
+    module that ``torch.func`` cannot vectorise runs one model (and one sample) at a time, with a
+    ``CornWarning``. Module and loss keep no state, and draw no random numbers. The loss is the
+    **mean** over a batch; where samples are clipped, it is called with one at a time. With
+    ``reset`` each seed draws its own initial parameters.
     """
 
     def __init__(
@@ -156,7 +151,7 @@ class ModuleTask:
             model = copy.deepcopy(model)
             # Layers draw from torch's global generator, whose state is restored afterwards.
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seeded(seed).initial_seed())
+                torch.manual_seed(seed)
                 model.apply(_reset_layer)
         return torch.cat([p.detach().flatten().double() for p in trained_parameters(model)])
 
@@ -174,7 +169,6 @@ class ModuleTask:
     def evaluate(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:
         """See ``Task``; with accuracy if outputs score classes and targets are classes."""
         self._rehearse(parameters[0], inputs, targets)
-        # A mean loss over a piece of the rows is weighted by their number.
         rows = min(_ROWS_AT_ONCE, len(inputs))
         models = max(1, _ELEMENTS_AT_ONCE // (rows * max(1, self._num_kept or 0)))
         score = self._map(self._score, (0, None, None))
@@ -208,9 +202,7 @@ class ModuleTask:
         return hash_module(f"{self._model!r}; {loss}; training {shapes}", constants)
 
     def _split(self, vector: Tensor) -> dict[str, Tensor]:
-        pieces = torch.split(vector, [shape.numel() for shape in self._shapes.values()])
-        pairs = zip(self._shapes.items(), pieces, strict=True)
-        return {name: piece.view(shape) for (name, shape), piece in pairs}
+        return dict(zip(self._shapes, split_vector(vector, [*self._shapes.values()]), strict=True))
 
     def _outputs(self, vector: Tensor, inputs: Tensor) -> Any:
         weights = {**self._place_constants(vector), **self._split(vector)}
@@ -250,8 +242,7 @@ class ModuleTask:
             return Gradients(self._mean_gradient(parameters, batch.inputs, batch.targets))
         values = torch.zeros_like(parameters)
         counts = (batch.weights > 0).sum(dim=1)
-        # Cells with equally many samples are taken together, without their padding: a model that
-        # mixes samples must not see padding, and a mean loss would count it.
+        # Cells of one size together, without padding, which some models would see.
         for count in torch.unique(counts[counts > 0]).tolist():
             own = torch.nonzero(counts == count).flatten()
             data = batch.inputs[own, :count], batch.targets[own, :count]
@@ -264,8 +255,7 @@ class ModuleTask:
         losses_of = self._map(self._map(self._mean_loss, (0, None, 0)), (0, 0, 0))
         values = torch.empty_like(parameters)
         for cells, trials, _ in self._pieces(values, inputs, self._num_kept or 0, split_rows=False):
-            # The models' parameters are disjoint, so one backward pass through the sum of all
-            # losses gives each model its own gradient.
+            # Models are disjoint: one backward pass through the sum gives each its own gradient.
             models = parameters[cells, trials].detach().requires_grad_()
             y = _repeat(targets[cells], models.shape[1])
             with torch.enable_grad():
@@ -276,12 +266,10 @@ class ModuleTask:
     def _clipped_gradient(self, parameters: Tensor, batch: Batch, sample_clip: Tensor) -> Gradients:
         """Return the sum of clipped sample gradients, over cells, trials and samples at once."""
         slopes_of = self._map(self._grad(self._sample_loss), (None, 0, 0))
-        # From the inside: samples, trials (which share inputs), cells. Shape (cells, trials,
-        # samples, d).
+        # From the inside: samples, trials, cells. Shape (cells, trials, samples, d).
         slopes_of = self._map(self._map(slopes_of, (0, None, 0)), (0, 0, 0))
         values = torch.zeros_like(parameters, dtype=sample_clip.dtype)
         factors = values.new_empty(*parameters.shape[:2], batch.inputs.shape[1])
-        # Every sample has a gradient of its own here, besides what its backward pass keeps.
         taken = (self._num_kept or 0) + parameters.shape[-1]
         for cells, trials, rows in self._pieces(parameters, batch.inputs, taken, split_rows=True):
             X, y = batch.inputs[cells, rows], batch.targets[cells, rows]
@@ -294,8 +282,6 @@ class ModuleTask:
                 most_samples=batch.most_samples,
             )
             factors[cells, trials, rows] = own
-            # Pieces of rows add up in the clip's type. The factors' margin covers the rounding of
-            # the sum.
             values[cells, trials] += total
         return Gradients.of_samples(values, factors.mT, batch.weights)
 
@@ -305,7 +291,6 @@ class ModuleTask:
         """Yield the cells, trials and samples of each piece, as many as memory allows."""
         cells, trials, width = *parameters.shape[:2], inputs.shape[1]
         capacity = max(1, _ELEMENTS_AT_ONCE // max(1, elements_per_sample))
-        # A mean loss needs all samples of a mini-batch at once; clipped samples can be split.
         rows = min(width, capacity) if split_rows else width
         some_trials = max(1, min(trials, capacity // rows))
         some_cells = max(1, min(cells, capacity // (rows * some_trials)))
@@ -321,8 +306,7 @@ class ModuleTask:
         # On real samples, because shapes and types of inputs decide which layers run.
         X, y = inputs[:_REHEARSAL_ROWS], targets[:_REHEARSAL_ROWS]
         constants = self._place_constants(vector)
-        # Torch counts in-place changes of every tensor, and its default generator changes with each
-        # draw. So state and randomness are found in any layer, not in those of known names only.
+        # Torch counts in-place changes of tensors, and its generator changes with each draw.
         versions = {name: tensor._version for name, tensor in constants.items()}
         before = torch.get_rng_state()
         sizes: list[int] = []
@@ -340,9 +324,7 @@ class ModuleTask:
             total = self._mean_loss(leaf, X, y).detach()
         if not torch.equal(before, torch.get_rng_state()):
             torch.set_rng_state(before)
-            raise InvalidArgumentError(
-                "model must not draw random numbers, which no seed repeats, found that it does"
-            )
+            raise InvalidArgumentError("model must not draw random numbers, found that it does")
         changed = [name for name, tensor in constants.items() if tensor._version != versions[name]]
         require(not changed, "model", "without changes of its buffers", f"changes of {changed[:1]}")
         self._require_mean(vector, X, y, total)
@@ -355,30 +337,19 @@ class ModuleTask:
             warnings.warn(f"{type(self._model).__name__} runs {text}", CornWarning, stacklevel=2)
 
     def _require_mean(self, vector: Tensor, X: Tensor, y: Tensor, total: Tensor) -> None:
-        found = f"shape {tuple(total.shape)}"
-        advice = "try reduction='mean'"
-        require(total.shape == (), "loss", "one number, the mean", found, advice=advice)
-        # A sum in place of a mean would scale gradients by the batch size. The loss of a model that
-        # mixes samples equals neither, and is accepted.
+        require(total.shape == (), "loss", "one number, the mean", f"shape {tuple(total.shape)}")
+        # A sum would scale gradients. A model that mixes samples has neither, and is accepted.
         alone = torch.stack([self._sample_loss(vector, *pair) for pair in zip(X, y, strict=True)])
-        # Where samples are clipped, each is alone in its batch. State, such as a running mean of
-        # targets, would carry the influence of one into the gradients of others.
+        # State, such as a running mean of targets, would carry one sample into others' gradients.
         again = self._sample_loss(vector, X[0], y[0])
         if not torch.isclose(again, alone[0], rtol=1e-6, atol=0.0, equal_nan=True):
-            raise InvalidArgumentError(
-                "model and loss must not keep state between calls, found that the loss of a sample "
-                "depends on the calls before"
-            )
-        is_mean, is_sum = (
-            torch.isclose(total, each, rtol=1e-3) for each in (alone.mean(), alone.sum())
-        )
-        require(
-            bool(is_mean or not is_sum), "loss", "the mean over the batch", "the sum", advice=advice
-        )
+            raise InvalidArgumentError("model and loss must not keep state between calls")
+        is_mean = torch.isclose(total, alone.mean(), rtol=1e-3)
+        is_sum = not is_mean and torch.isclose(total, alone.sum(), rtol=1e-3)
+        require(not is_sum, "loss", "the mean over the batch", "the sum")
 
     def _find_obstacle(self, vector: Tensor, X: Tensor, y: Tensor) -> str:
         """Return the error of a module that runs alone but not vectorised; empty if it runs."""
-        # One cell with two models and two samples: every ``vmap`` has something to batch.
         models = vector.expand(1, 2, -1)
         weights = vector.new_full((1, len(X)), 1 / len(X))
         batch = Batch(X.unsqueeze(0), y.unsqueeze(0), weights, is_average=True)
@@ -398,9 +369,7 @@ def make_task(model: nn.Module | Task, loss: MeanLoss | None) -> Task:
         require(loss is None, "loss", f"None for a {type(model).__name__}, which has its own", loss)
         return model
     if loss is None:
-        raise InvalidArgumentError(
-            "loss must be given with a module, found None: try torch.nn.functional.cross_entropy"
-        )
+        raise InvalidArgumentError("loss must be given with a module, found None")
     return ModuleTask(model, loss)
 
 
@@ -410,20 +379,12 @@ def _reset_layer(layer: nn.Module) -> None:
 
 
 def _repeat(targets: Tensor, trials: int) -> Tensor:
-    """Return a view (cells, trials, …) of targets (cells, …) that all trials share.
-
-    Under three levels of ``vmap``, torch's batching rules for some losses (mse_loss) fail for
-    targets with ``in_dims=None``. Inputs do use ``in_dims=None``, so that trials share one product
-    with them.
-    """
+    """Return a view (cells, trials, …) of targets, for losses that fail with ``in_dims=None``."""
     return targets.unsqueeze(1).expand(-1, trials, *targets.shape[1:])
 
 
 def small_cnn(image_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Return two convolutions with pooling and a linear layer: 9,098 parameters for 28×28.
-
-    ``image_shape`` is (height, width), or (channels, height, width).
-    """
+    """Return two convolutions with pooling and a linear layer, for images of this shape."""
     # A grey image gets one channel; one with channels loses the extra 1.
     channels, height, width = (1, *image_shape)[-3:]
     require(min(height, width) >= 4, "image_shape", "at least 4×4", f"{height}×{width}")

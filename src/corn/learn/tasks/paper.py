@@ -1,16 +1,14 @@
 """The paper's tasks: a quadratic, and linear and one-hidden-layer classifiers, many models at once.
 
-The quadratic has two-dimensional bowls with different centres and orientations. Agent i = 1 … n/2
-has f_i(x) = 15 (x₁ + i)² + x₂², the others 15 (x₁ − i)² + x₂², rotated by 15° around their
-minimisers (i, 0). The paper's text does not state where agents start, and states its step size in
-two ways. With C = 0.1 and gradients of norm 600, clipped steps from x = 0 do not reach the
-minimiser. So agents start **there** and the gap measures the effect of noise, with η_t = 0.01/√t.
-The other reading (η_t = 1/√t from x = 0) puts the mechanisms in the same order.
+Agent i = 1 … n/2 of the quadratic has f_i(x) = 15 (x₁ + i)² + x₂², the others 15 (x₁ − i)² + x₂²,
+rotated by 15° around their minimisers (i, 0). The paper's text does not state where agents start,
+and states its step size in two ways. With C = 0.1 and gradients of norm 600, clipped steps from
+x = 0 do not reach the minimiser. So agents start **there** and the gap measures the noise, with
+η_t = 0.01/√t. The other reading (η_t = 1/√t from x = 0) puts mechanisms in the same order.
 
 The gradients of classifiers are written out. Trials that share a mini-batch share one product with
-it, which automatic differentiation does not exploit. In each layer the gradient of one sample is an
-outer product, so its norm is a product of two vector norms: no gradient of a single sample is ever
-in memory, and clipping is many times faster.
+it. In each layer the gradient of one sample is an outer product, so its norm is a product of two
+vector norms: no gradient of a single sample is ever in memory.
 """
 
 from __future__ import annotations
@@ -27,13 +25,8 @@ from torch.nn import functional
 from corn.checks import FloatArray, require, require_count, require_in_range
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData, Batch
-from corn.learn.step import (
-    clip_factors,
-    drop_broken,
-    drop_broken_inputs,
-    norms_at_least,
-)
-from corn.learn.tasks.protocol import Gradients, Scores, seeded
+from corn.learn.step import clip_factors, drop_broken, drop_broken_inputs, norms_at_least
+from corn.learn.tasks.protocol import Gradients, Scores
 
 _STIFFNESS = 15.0
 _ANGLE_DEGREES = 15.0
@@ -45,23 +38,16 @@ class Quadratic:
 
     ``matrices`` and ``centers`` are all A_i and c_i, ``minimizer`` and ``minimum`` those of the
     average. Agents begin at ``start``, by default the minimiser.
-
-    >>> task = Quadratic(20)
-    >>> task.minimizer.round(5).tolist(), round(task.minimum, 3)
-    ([2.84555, 15.07599], 1434.305)
     """
 
     def __init__(self, num_agents: int) -> None:
         if num_agents < 2 or num_agents % 2:
-            raise InvalidArgumentError(
-                f"num_agents must be even and at least 2, found {num_agents}"
-            )
+            raise InvalidArgumentError(f"num_agents must be even and positive, not {num_agents}")
         half = num_agents // 2
         angle = np.deg2rad(_ANGLE_DEGREES)
         Q = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
         plain = np.diag([_STIFFNESS, 1.0])
         self.matrices = np.stack([plain] * half + [Q @ plain @ Q.T] * half)
-        # Centres −i for the first half and +i for the second, i = 1 … n, as in the paper.
         places = np.arange(1, num_agents + 1) * np.where(np.arange(num_agents) < half, -1.0, 1.0)
         self.centers = np.stack([places, np.zeros(num_agents)], axis=1)
         self.num_parameters = 2
@@ -93,7 +79,6 @@ class Quadratic:
         """See ``Task``."""
         # The objective itself is the sample, so that mini-batches and clipping work as for data.
         A, c = self._unpack(batch.inputs)
-        # (cells, batch, trials, d).
         offset = parameters.unsqueeze(1) - c.unsqueeze(2)
         slopes = 2 * torch.einsum("kbij,kbvj->kbvi", A, offset)
         weights = batch.weights.unsqueeze(-1)
@@ -137,23 +122,14 @@ class _Classifier:
     def prepare(self, inputs: Tensor) -> Tensor:
         """Return samples flattened, with a constant feature after the others."""
         if not inputs.is_floating_point():
-            raise InvalidArgumentError(
-                f"inputs must be real numbers, found {inputs.dtype}: convert them, pixels to [0, 1]"
-            )
+            raise InvalidArgumentError(f"inputs must be real numbers, found {inputs.dtype}")
         flat = inputs.flatten(1)
-        require(
-            flat.shape[1] == self._num_features,
-            "inputs",
-            f"of {self._num_features} features",
-            flat.shape[1],
-        )
+        is_whole = flat.shape[1] == self._num_features
+        require(is_whole, "inputs", f"of {self._num_features} features", flat.shape[1])
         return torch.cat([flat, flat.new_ones(len(flat), 1)], dim=1)
 
     def check_targets(self, targets: Tensor) -> None:
-        """Raise unless targets are classes 0 … num_classes − 1.
-
-        Logistic regression would accept −1 and 1 in silence, and minimise a loss without a minimum.
-        """
+        """Raise unless targets are classes from 0: others would train silently."""
         found = torch.unique(targets)
         is_wrong = (found != found.long()) | (found < 0) | (found >= self._num_classes)
         if targets.dim() != 1 or bool(is_wrong.any()):
@@ -191,8 +167,7 @@ class LinearClassifier(_Classifier):
         if sample_clip is not None:
             return self._clipped_gradient(parameters, batch, sample_clip)
         X, (cells, trials, _) = batch.inputs, parameters.shape
-        # (cells, trials · outputs, features + 1): all trials of a cell in one product with its
-        # batch.
+        # (cells, trials · outputs, features + 1): one product for all trials of a cell.
         theta = parameters.view(cells, -1, X.shape[-1])
         # Samples are the last dimension: over the few classes there, softmax is many times slower.
         logits = torch.bmm(theta, X.mT).view(cells, trials, self._num_outputs, -1)
@@ -200,24 +175,20 @@ class LinearClassifier(_Classifier):
         scale = 1 / X.shape[1] if batch.is_average else 1.0
         if not batch.is_average:
             residuals.mul_(batch.weights[:, None, None])
-        # One product computes the gradient, scales it and adds that of the penalty.
         G = torch.baddbmm(theta, residuals.flatten(1, 2), X, beta=self._l2, alpha=scale)
         return Gradients(G.view_as(parameters))
 
     def _clipped_gradient(self, parameters: Tensor, batch: Batch, sample_clip: Tensor) -> Gradients:
-        # A product in float32 may round a row differently at another place in the batch. So one
-        # sample, which moves the places of others, would change their gradients as well.
+        # In float32 a row may round differently at another place, to which one sample moves others.
         X = batch.inputs.to(sample_clip.dtype)
         models = parameters.to(sample_clip.dtype)
         cells, trials, _ = models.shape
         theta = models.view(cells, -1, X.shape[-1])
-        # For the same reason samples are not the last dimension: softmax vectorises all but the
-        # last few along it, and rounds those differently.
+        # Samples are not the last dimension, along which softmax rounds the last few differently.
         logits = torch.bmm(X, theta.mT).view(cells, -1, trials, self._num_outputs)
         residuals = self._residuals(logits, batch.targets.unsqueeze(2), dim=3)
         norms = self._sample_norms(residuals, logits, X, models)
-        # The sum below has no penalty yet: its terms may exceed the clipped gradients by the
-        # penalty's part, and so may their rounding. That part depends on public models alone.
+        # Terms of the sum may exceed clipped gradients by the penalty's part, which is public.
         penalty = self._l2 * torch.linalg.vector_norm(models, dim=-1).unsqueeze(1)
         rounding = batch.most_samples**2 * (1 + 2 * penalty / sample_clip)
         factors = clip_factors(norms, sample_clip, rounding=rounding)
@@ -276,8 +247,7 @@ class LinearClassifier(_Classifier):
 class ShallowNetwork(_Classifier):
     """features → hidden (ReLU) → classes with cross-entropy: 784–32–10 on MNIST, as in the paper.
 
-    Parameters: the hidden layer, (hidden, features + 1) with the bias last, then the output layer,
-    (classes, hidden + 1).
+    Parameters are (hidden, features + 1) with the bias last, then (classes, hidden + 1).
     """
 
     def __init__(self, num_features: int, num_classes: int, *, num_hidden: int = 32) -> None:
@@ -288,7 +258,8 @@ class ShallowNetwork(_Classifier):
 
     def initialize(self, seed: int) -> Tensor:
         """Draw uniformly from ±1/√(inputs of the layer), as ``torch.nn.Linear`` does."""
-        uniform = torch.rand(self.num_parameters, generator=seeded(seed), dtype=torch.float64)
+        random = torch.Generator().manual_seed(seed)
+        uniform = torch.rand(self.num_parameters, generator=random, dtype=torch.float64)
         uniform.mul_(2).sub_(1)
         uniform[: self._first_layer_size] /= math.sqrt(self._num_features)
         uniform[self._first_layer_size :] /= math.sqrt(self._hidden)
@@ -301,12 +272,12 @@ class ShallowNetwork(_Classifier):
         X, (cells, trials, _) = batch.inputs, parameters.shape
         first = parameters[..., : self._first_layer_size].reshape(cells, -1, X.shape[-1])
         second, bias = self._output_layer(parameters)
-        # The first layer of all trials is one product with the mini-batch that they share.
         hidden = torch.bmm(X, first.mT).relu_().view(cells, -1, trials, self._hidden)
-        # (cells, trials, batch, hidden): the output layer differs between trials.
         hidden = hidden.transpose(1, 2).contiguous()
-        delta_out = self._output_residuals(hidden, second, bias, batch.targets)
-        # The derivative of ReLU is 1 where a unit is active.
+        logits = hidden @ second.mT + bias.unsqueeze(-2)
+        labels = functional.one_hot(batch.targets, self._num_classes).unsqueeze(1)
+        # ∂loss/∂logits, shape (cells, trials, batch, classes).
+        delta_out = torch.softmax(logits, dim=-1).sub_(labels)
         delta_in = (delta_out @ second).mul_(hidden > 0)
         scale = batch.weights.unsqueeze(1).expand(-1, trials, -1)
         if sample_clip is None:
@@ -316,7 +287,10 @@ class ShallowNetwork(_Classifier):
         # Forward pass in the model's precision, norms and sums in that of the clip.
         wide = [values.to(sample_clip.dtype) for values in (delta_out, delta_in, hidden, X)]
         delta_out, delta_in, hidden, X = wide
-        norms = _layer_norms(delta_out, delta_in, hidden, X)
+        # ‖δ hᵀ‖_F = ‖δ‖ ‖h‖ in each layer, (cells, trials, batch); the 1 is the bias.
+        outer = norms_at_least(delta_out) * (1 + hidden.square().sum(dim=-1)).sqrt()
+        inner = norms_at_least(delta_in) * norms_at_least(X).unsqueeze(1)
+        norms = torch.hypot(outer, inner)
         rounding = batch.most_samples**2
         factors = clip_factors(norms, sample_clip.unsqueeze(-1), rounding=rounding)
         scale = scale.to(factors) * factors
@@ -354,19 +328,10 @@ class ShallowNetwork(_Classifier):
         output = flat.view(*flat.shape[:-1], self._num_classes, self._hidden + 1)
         return output[..., :-1], output[..., -1]
 
-    def _output_residuals(
-        self, hidden: Tensor, second: Tensor, bias: Tensor, targets: Tensor
-    ) -> Tensor:
-        """Return ∂loss/∂logits, shape (cells, trials, batch, classes)."""
-        logits = hidden @ second.mT + bias.unsqueeze(-2)
-        labels = functional.one_hot(targets, self._num_classes).unsqueeze(1)
-        return torch.softmax(logits, dim=-1).sub_(labels)
-
     def _backward(self, delta_out: Tensor, delta_in: Tensor, hidden: Tensor, X: Tensor) -> Tensor:
         cells, trials = delta_out.shape[:2]
         gradient = X.new_empty(cells, trials, self.num_parameters)
         second, bias = self._output_layer(gradient)
-        # Back to (cells, batch, trials · hidden), to share one product with X.
         rows = delta_in.transpose(1, 2).flatten(2)
         gradient[..., : self._first_layer_size] = torch.bmm(rows.mT, X).view(cells, trials, -1)
         second.copy_(delta_out.mT @ hidden)
@@ -380,14 +345,6 @@ def _make_linear(theta: Tensor) -> nn.Linear:
     layer = nn.Linear(width - 1, num_outputs, device="meta").to_empty(device="cpu").to(theta.dtype)
     layer.load_state_dict({"weight": theta[:, :-1], "bias": theta[:, -1]})
     return layer
-
-
-def _layer_norms(delta_out: Tensor, delta_in: Tensor, hidden: Tensor, X: Tensor) -> Tensor:
-    """Return the norms of the samples' gradients over both layers, shape (cells, trials, batch)."""
-    # ‖δ hᵀ‖_F = ‖δ‖ ‖h‖ in each layer; the 1 is the bias.
-    outer = norms_at_least(delta_out) * (1 + hidden.square().sum(dim=-1)).sqrt()
-    inner = norms_at_least(delta_in) * norms_at_least(X).unsqueeze(1)
-    return torch.hypot(outer, inner)
 
 
 def _score(

@@ -14,11 +14,7 @@ from corn.learn.batches import Batch
 
 @dataclass(frozen=True, eq=False)
 class Gradients:
-    """One gradient for each model, shape (cells, trials, parameters).
-
-    Where samples are clipped one by one, the others have shape (cells, trials): the fraction of
-    samples that were clipped, and the number whose gradient was not finite and counts as zero.
-    """
+    """Gradients (cells, trials, parameters), and facts (cells, trials) on clipped samples."""
 
     values: Tensor
     fraction_clipped: Tensor | None = None
@@ -26,11 +22,7 @@ class Gradients:
 
     @classmethod
     def of_samples(cls, values: Tensor, factors: Tensor, weights: Tensor) -> Gradients:
-        """Return sums of clipped samples.
-
-        ``factors`` are those of :func:`corn.learn.step.clip_factors`, shape (cells, samples,
-        trials); ``weights`` have shape (cells, samples), and are 0 for padding.
-        """
+        """Return sums of samples with factors (cells, samples, trials) and these weights."""
         present = (weights > 0).unsqueeze(-1)
         num_clipped = ((factors < 1) & present).sum(dim=1).to(factors.dtype)
         num_broken = ((factors == 0) & present).sum(dim=1)
@@ -49,13 +41,10 @@ class Task(Protocol):
     """A model and its loss, with parameters flattened to one vector.
 
     A *cell* is one agent in one seed's run, and has data; its *trials* are the models that differ
-    in mechanism or step size and share that data.
-
-    A task may also have ``check_targets(targets)``, which raises ``InvalidArgumentError`` for
-    targets that it cannot learn, and ``fingerprint() -> bytes``, a hash of details that
-    ``describe`` and the initial parameters do not show, as far as results depend on them. A task
-    whose model predicts has ``to_module(parameters)``, which returns a plain ``torch.nn.Module``
-    that takes samples before ``prepare``, each in the shape ``input_shape`` if the task has one.
+    in mechanism or step size and share that data. A task may also have ``check_targets(targets)``,
+    which raises ``InvalidArgumentError``; ``fingerprint() -> bytes``, a hash of details that
+    ``describe`` and the initial parameters do not show; and ``to_module(parameters)``, a plain
+    module for samples before ``prepare``, in the shape ``input_shape`` if the task has one.
     """
 
     @property
@@ -71,14 +60,11 @@ class Task(Protocol):
     def gradient(
         self, parameters: Tensor, batch: Batch, *, sample_clip: Tensor | None = None
     ) -> Gradients:
-        """Return the weighted sum of the samples' gradients for each model.
+        """Return the weighted sum of the samples' gradients for each model (cells, trials, d).
 
-        Args:
-            parameters: shape (cells, trials, d); not to be modified.
-            batch: one mini-batch per cell.
-            sample_clip: shape (trials,): clip each sample's gradient to this norm first. Norms,
-                sums and the result are then in its type. In float64 the rounding of the sum is far
-                below one sample's sensitivity; in float32 it is not.
+        With ``sample_clip``, shape (trials,), each sample's gradient is clipped to this norm first,
+        and norms, sums and the result are in its type: float64, in which the rounding of the sum is
+        far below one sample's sensitivity.
         """
 
     def evaluate(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:
@@ -88,34 +74,31 @@ class Task(Protocol):
         """Return one line that describes the model."""
 
 
-def seeded(seed: int) -> torch.Generator:
-    """Return a new generator for a seed, so that nothing depends on global state."""
-    return torch.Generator().manual_seed(seed)
-
-
 _CPU = "cpu"
 
 
-def place_task(task: Task, device: str) -> Task:
-    """Return a task that computes on a device, if torch can in float64; itself for the CPU."""
-    if device == _CPU:
-        return task
+def require_device(device: torch.device | str, dtype: torch.dtype = torch.float32) -> None:
+    """Raise unless torch can compute on a device."""
+    # The only reliable test, and it fails before hours of work, not in the middle.
     try:
-        # The only reliable test, and it fails before the run, not in the middle.
-        (torch.ones(2, device=device, dtype=torch.float64) * 2).sum().item()
+        (torch.ones(2, device=device, dtype=dtype) * 2).sum().item()
     except (RuntimeError, AssertionError, TypeError) as error:
         raise InvalidArgumentError(
-            f"device must be one on which torch computes in float64, found {device!r}: try cpu"
+            f"device must be one on which torch computes in {dtype}, found {str(device)!r}: try cpu"
         ) from error
+
+
+def place_task(task: Task, device: str) -> Task:
+    """Return a task that computes on a device; itself for the CPU."""
+    if device == _CPU:
+        return task
+    require_device(device, torch.float64)
     return cast("Task", DeviceTask(task, device))
 
 
 @final
 class DeviceTask:
-    """A task whose gradients and scores are computed on a device; arguments are on the CPU.
-
-    Everything else is the task's own, its description too: agents on CPUs and GPUs compare it.
-    """
+    """A task whose gradients and scores are computed on a device; arguments are on the CPU."""
 
     def __init__(self, task: Task, device: str) -> None:
         self._task = task
