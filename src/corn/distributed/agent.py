@@ -402,7 +402,7 @@ class AgentRun:
         # A store that answered agents differently would lead them to different agreements.
         digest = hashlib.sha256(repr(agreement).encode()).hexdigest()
         # The place where neighbours connect is open before any of them does.
-        opener = rendezvous.make_link_opener(max_bytes=self.max_bytes)
+        opener = rendezvous.make_opener(rendezvous.meeting, max_bytes=self.max_bytes)
         self.opened.callback(opener.close)
         # Nobody waits for the link of an agent that did not agree.
         rendezvous.agree("linking", digest)
@@ -436,12 +436,10 @@ class AgentRun:
         # any step that it has ever reserved, so no noise repeats whatever they name.
         ledger.join_run(step)
         rendezvous.adopt(Meeting(bytes.fromhex(welcome.session), addresses))
-        left = welcome.last_step - step
         self.agreement = Agreement(
             nonce=bytes.fromhex(welcome.nonce),
             first_step=step,
-            max_steps=min(left, ledger.remaining),
-            scarce=self.agent if ledger.remaining < left else None,
+            max_steps=min(welcome.last_step - step, ledger.remaining),
         )
         save_addresses(self.folders.private, rendezvous.meeting, rendezvous.bound)
         membership = self._make_membership()
@@ -575,11 +573,10 @@ class AgentRun:
         """Note how a ledger shortens the run."""
         total = self.settings.steps_of(self.plan)
         if self.last_step < total:
-            # An agent that returns learns when the run ends, but not for whose sake.
-            scarce = self.agreement.scarce
-            who = "some agent" if scarce is None else f"agent {scarce}"
-            why = f"{who}'s ledger allows {self.agreement.max_steps} more releases"
-            journal.note(f"the run ends at step {self.last_step} of {total}: {why}")
+            journal.note(
+                f"the run ends at step {self.last_step} of {total}: some agent's ledger allows "
+                f"{self.agreement.max_steps} more releases"
+            )
         if skipped := self.ledger.num_skipped:
             # Privately, as it tells that the data changed.
             journal.note_privately(

@@ -35,16 +35,9 @@ from corn.distributed.messages import (
 )
 from corn.transport import Dropout, Link, LinkError, Traffic
 
-SUSPENDED_SHARE = 0.5
-"""The share of the time-out after which an agent that was suspended may have been declared lost:
-its neighbours' waits before and after the pause are up to half a time-out late."""
-
 _HEARTBEATS_PER_TIMEOUT = 3
 # Bounded, as a neighbour that hangs would otherwise keep this agent from ending.
 _SECONDS_TO_PART = 2.0
-# Two messages of a neighbour may have been under way before a pause; a third one shows that it
-# still takes this agent for alive.
-_PROOF_OF_LIFE = 3
 
 
 class Received(NamedTuple):
@@ -97,9 +90,7 @@ class Exchange:
         self._closed: dict[int, Traffic] = {}
         # The lock keeps heartbeats from being sent over a link that is being closed.
         self._lock = threading.RLock()
-        self._last_sent = time.monotonic()
-        self._last_check = self._began = self._last_sent
-        self._exchanges_since_pause = _PROOF_OF_LIFE
+        self._began = self._last_sent = time.monotonic()
         self._ended = threading.Event()
         self._heart = threading.Thread(target=self._send_heartbeats, daemon=True)
         self._heart.start()
@@ -108,12 +99,6 @@ class Exchange:
     def neighbours(self) -> tuple[int, ...]:
         """Neighbours that are still linked."""
         return tuple(sorted(self._links))
-
-    @property
-    def was_suspended(self) -> bool:
-        """Whether this process was suspended so long that it may have been declared lost."""
-        self._check_clock()  # after a pause this thread may run before the heartbeat's does
-        return self._exchanges_since_pause < _PROOF_OF_LIFE
 
     @property
     def patience(self) -> float:
@@ -169,10 +154,8 @@ class Exchange:
                 self.drop(peer)
             finally:
                 self._awaited = None
-        # An exchange with a dropout proves nothing: the others may have dropped this agent.
         if dropouts or is_called:
             raise StepStopped(dropouts)
-        self.note_exchange()
         return received
 
     def send(self, peers: Iterable[int], header: Header, values: Tensor) -> None:
@@ -279,11 +262,6 @@ class Exchange:
             with suppress(LinkError):  # the neighbour is gone, or takes no messages
                 link.wait_sent(seconds)
 
-    def note_exchange(self) -> None:
-        """Note that all neighbours of a step have answered: they take this agent for alive."""
-        with self._lock:
-            self._exchanges_since_pause += 1
-
     def add(self, peer: int, link: Link) -> None:
         """Exchange messages with one more neighbour from the next round on."""
         with self._lock:
@@ -338,13 +316,6 @@ class Exchange:
         if self.on_send is not None:
             self.on_send(header, values)
 
-    def _check_clock(self) -> None:
-        """Notice that this process was suspended, as the clock was not checked for so long."""
-        with self._lock:
-            self._last_check, before = time.monotonic(), self._last_check
-            if self._last_check - before > SUSPENDED_SHARE * self.timeout:
-                self._exchanges_since_pause = 0
-
     def _make_note(self) -> bytes:
         """Return for whom this agent waits in a mixing round; nothing outside of one."""
         awaited = self._awaited  # once, as the agent's own thread changes it
@@ -358,7 +329,6 @@ class Exchange:
         # A thread of its own, as the agent may compute or wait for longer than the time-out.
         pause = self.timeout / _HEARTBEATS_PER_TIMEOUT
         while not self._ended.wait(pause / 2):
-            self._check_clock()
             with self._lock:
                 # Messages are signs of life too. Heartbeats fill the gaps only.
                 if time.monotonic() - self._last_sent < pause:

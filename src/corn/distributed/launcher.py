@@ -31,11 +31,9 @@ from corn.distributed.journal import Reports
 from corn.distributed.keyring import load_credentials, make_keys
 from corn.distributed.logs import LAST_EVENT, log_event, writing_log
 from corn.distributed.membership import name_agents
-from corn.distributed.planning import PlanningRequest
 from corn.distributed.rendezvous import RefusalError, is_public
 from corn.distributed.requirements import Requirements
 from corn.distributed.results import AgentResult, Failure, FailureKind, RunStatus, judge_status
-from corn.distributed.rounds import LostError
 from corn.distributed.settings import AgentConfig, RunSettings
 from corn.distributed.status import (
     FAILED,
@@ -46,7 +44,7 @@ from corn.distributed.status import (
     write_state,
 )
 from corn.distributed.storage import Folders, make_folders, read_model, read_rows
-from corn.errors import CornError, InvalidArgumentError, StoppedByUserError
+from corn.errors import CornError, StoppedByUserError
 from corn.learn.mechanism import Mechanism, Trial
 from corn.learn.metrics import Result, Row, measure
 from corn.learn.problem import SweepSettings, TrainingProblem
@@ -55,7 +53,6 @@ from corn.learn.workloads import ProblemSource
 from corn.parsing import format_address
 from corn.plan import Plan, load_plan
 from corn.threads import limit_threads
-from corn.topology import Network
 from corn.topology.graphs import add_names
 from corn.transport import StoreHost, StoreLostError
 from corn.version import __version__
@@ -149,8 +146,6 @@ def run_child(connection: Connection, config: AgentConfig) -> None:
             kind = "interrupted"
         elif isinstance(error, RefusalError | StoreLostError):
             kind = "followed"
-        elif isinstance(error, LostError):
-            kind = "lost"
         failure = Failure(kind, str(error), is_private=not is_public(error))
         _report(connection, AgentResult(config.agent, RunStatus.FAILED, failure=failure))
         sys.exit(1)
@@ -555,26 +550,23 @@ class LaunchResult:
 
 
 def launch(
-    source: Path | PlanningRequest,
+    source: Path,
     workload: ProblemSource,
     *,
     out: Path,
     settings: RunSettings,
     keys: Path,
-    network: Network | None = None,
     requirements: Requirements | None = None,
     status: tuple[str, int] | None = None,
 ) -> LaunchResult:
     """Start agents, wait for them, and merge their measurements.
 
     Args:
-        source: a plan's file; or a request for a plan that the agents make together, each of them
-            knowing only its neighbours in ``network``.
+        source: a plan's file.
         workload: the data and the model to train.
         out: a folder; ``shared`` in it may be published, ``private`` is for the owners of data.
         settings: the settings of the run.
         keys: the folder of keys and ledgers. Keys are made for all agents if it has none.
-        network: the links between agents, where they plan together.
         requirements: the owner's requirements of the plan and of all releases of each agent's data.
         status: address and port of status servers. Agent i serves its status at the port plus i.
 
@@ -583,27 +575,21 @@ def launch(
         StoppedByUserError: a person stopped all agents before the first step, or twice.
     """
     required = requirements or Requirements()
-    promised = load_plan(source) if isinstance(source, Path) else source
-    plan = promised if isinstance(promised, Plan) else None
-    known = network if plan is None else plan.network
-    if known is None:
-        raise InvalidArgumentError("network must be given where agents plan together, found None")
-    agents = range(known.num_agents)
+    plan = load_plan(source)
+    agents = range(plan.num_agents)
     # Once for each promise: under Poisson sampling a check takes a second.
-    for agent in {promised.budget.of_agent(each): each for each in agents}.values():
-        required.check(promised, agent)
+    for agent in {plan.budget.of_agent(each): each for each in agents}.values():
+        required.check(plan, agent)
     # Everything that can fail for a wrong argument has been checked; from here on files are made.
-    names = tuple(known.agent_names) if known.has_names else ()
-    made_keys = make_keys(keys, known.num_agents, names)
+    names = tuple(plan.network.agent_names) if plan.network.has_names else ()
+    made_keys = make_keys(keys, plan.num_agents, names)
     # An agent without its key could not even tell the others, which would wait for it.
-    credentials = [load_credentials(keys, agent, known.num_agents) for agent in agents]
+    credentials = [load_credentials(keys, agent, plan.num_agents) for agent in agents]
     folders = Folders.of_run(out)
     folders.make()
-    if isinstance(source, PlanningRequest):
-        (folders.shared / "request.json").write_text(source.to_text() + "\n", encoding="utf-8")
     # Built here too, to fail before processes start, and to measure models at the end.
-    problem = workload.build(known.num_agents, agents).judge(promised.budget)
-    promise = f"{promised.budget.describe()}, against {promised.threat.describe()}"
+    problem = workload.build(plan.num_agents, agents).judge(plan.budget)
+    promise = f"{plan.budget.describe()}, against {plan.threat.describe()}"
     if problem.simulation:
         promise = f"simulated: {promise}; {problem.simulation}"
     roster = credentials[0].roster
@@ -618,11 +604,9 @@ def launch(
                     settings=settings,
                     out=out.resolve(),
                     agent=agent,
-                    source=source.resolve() if isinstance(source, Path) else source,
-                    # All that it knows of the graph, where there is no plan.
-                    neighbours=tuple(sorted(known.graph.neighbors(agent))),
+                    source=source.resolve(),
                     keys=keys.resolve(),
-                    num_agents=known.num_agents,
+                    num_agents=plan.num_agents,
                     names=names,
                     store=(_LOCALHOST, store.port),
                     opens_store=False,
@@ -640,10 +624,6 @@ def launch(
     results = dict(sorted(processes.results.items()))
     # Before anything is merged: without one result there is nothing to measure.
     raise_common_failure(results)
-    if plan is None:
-        # All agents compared the fingerprint of the plan that they made, so any copy will do.
-        first = min(agent for agent, own in results.items() if own.failure is None)
-        plan = load_plan(folders.of_agent(first).shared / "plan.corn")
     return LaunchResult(
         plan=plan,
         problem=problem,

@@ -133,48 +133,36 @@ class Admission:
     last_total: Tensor | None
 
 
-def request_return(run: AgentRun, addresses: Mapping[int, Address]) -> Admission:
+def request_return(run: AgentRun, addresses: dict[int, Address]) -> Admission:
     """Return to a run with the help of the first neighbour that lets this agent in.
 
     Raise ``RejoinError`` with the reasons of all if none does.
     """
     rendezvous = run.rendezvous
-    own, check = rendezvous.credentials, rendezvous.check_interruption
-    accepts = own.roster.accepts
+    accepts = rendezvous.credentials.roster.accepts
     sponsors = sorted(peer for peer in run.neighbours if peer in addresses or not accepts[peer])
-    opener = LinkOpener(
-        rendezvous.listener,
-        own,
-        session=NO_SESSION,
-        addresses=addresses,
-        purpose=Purpose.REJOIN,
-    )
+    opener = rendezvous.make_opener(Meeting(NO_SESSION, addresses), Purpose.REJOIN)
     reasons: dict[int, CornError] = {}
     with closing(opener):
-        # A neighbour may be lost too, or wait for its own return: the others are asked before this
-        # agent waits for it.
-        for patience in (min(_SECONDS_TO_ANSWER, rendezvous.timeout), rendezvous.timeout):
-            for sponsor in sponsors:
-                # A neighbour that refused does so again; one that was not there may come up.
-                if not isinstance(reasons.get(sponsor), LinkError | None):
-                    continue
-                try:
-                    connects = accepts[sponsor]
-                    channel = opener.open_channel(
-                        sponsor, timeout=patience, check=check, connects=connects
-                    )
-                    with closing(channel):
-                        return _negotiate(run, channel, addresses)
-                except InvalidArgumentError as error:
-                    reasons[sponsor] = RejoinError(f"sent an answer that cannot be read: {error}")
-                except (LinkError, ChannelClosedError, TamperedError, RejoinError) as error:
-                    reasons[sponsor] = error
+        for sponsor in sponsors:
+            # A neighbour may be lost too. One that only connects outward calls at intervals.
+            seconds = min(_SECONDS_TO_CONNECT, rendezvous.timeout)
+            try:
+                channel = opener.open_channel(
+                    sponsor, timeout=seconds, check=rendezvous.check, connects=accepts[sponsor]
+                )
+                with closing(channel):
+                    return _negotiate(run, channel, addresses)
+            except InvalidArgumentError as error:
+                reasons[sponsor] = RejoinError(f"sent an answer that cannot be read: {error}")
+            except (LinkError, ChannelClosedError, TamperedError, RejoinError) as error:
+                reasons[sponsor] = error
     found = [f"agent {sponsor}: {error}" for sponsor, error in sorted(reasons.items())]
     why = "; ".join(found) or "its folder (--out) has no addresses: it took part in no run there"
     raise RejoinError(f"cannot return to the run: {why}")
 
 
-def _negotiate(run: AgentRun, channel: Channel, addresses: Mapping[int, Address]) -> Admission:
+def _negotiate(run: AgentRun, channel: Channel, addresses: dict[int, Address]) -> Admission:
     """Return to a run with the help of the neighbour at the other end of a channel."""
     rendezvous, hello, start = run.rendezvous, run.hello, run.start
     own = rendezvous.credentials
@@ -192,9 +180,7 @@ def _negotiate(run: AgentRun, channel: Channel, addresses: Mapping[int, Address]
             f"{hello.first_free_step} may have been released under the same noise"
         )
     session = bytes.fromhex(welcome.session)
-    opener = LinkOpener(
-        rendezvous.listener, own, session=session, addresses=addresses, max_bytes=run.max_bytes
-    )
+    opener = rendezvous.make_opener(Meeting(session, addresses), max_bytes=run.max_bytes)
     links: dict[int, Link] = {}
     # Agents that are lost would cost a time-out.
     present = run.neighbours & set(welcome.present)
@@ -212,7 +198,7 @@ def _negotiate(run: AgentRun, channel: Channel, addresses: Mapping[int, Address]
         message = memoryview(b"")
         # The number of a step shows that the run goes on. Only the model is as long as a header.
         while len(message) <= 32:
-            rendezvous.check_interruption()
+            rendezvous.check()
             message = channel.receive(max_bytes=run.max_bytes)
         header, parameters = decode_message(
             message, num_agents=rendezvous.num_agents, sender=channel.peer, dtype=start.dtype
@@ -265,13 +251,8 @@ class Returns:
         self._run = run
         self._opener = opener
         rendezvous = run.rendezvous
-        self._callers = LinkOpener(
-            rendezvous.listener,
-            rendezvous.credentials,
-            session=NO_SESSION,
-            addresses=rendezvous.meeting.addresses,
-            purpose=Purpose.REJOIN,
-        )
+        meeting = Meeting(NO_SESSION, rendezvous.meeting.addresses)
+        self._callers = rendezvous.make_opener(meeting, Purpose.REJOIN)
         # The agents that were called, each with its step.
         self._called: dict[int, tuple[int, Channel]] = {}
         # Why agents are not let in again.
@@ -377,9 +358,10 @@ class Returns:
         # One that announces its return and does not come costs a time-out once.
         timeout = 0.0 if agent in self._absent else self._run.settings.timeout
         self._absent.add(agent)
-        link = self._opener.open(agent, timeout=timeout, connects=not self._can_accept)
+        connects = not self._can_accept
+        links = open_links(self._opener, [agent], timeout=timeout, connects=connects)
         self._absent.discard(agent)
-        return link
+        return links[agent]
 
     def ban(self, agent: int) -> None:
         """Let an agent never in again, as it broke the protocol."""

@@ -19,7 +19,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import final
@@ -51,7 +51,6 @@ from corn.transport import (
     MemoryStore,
     Purpose,
     RemoteStore,
-    Store,
     StoreHost,
     dial,
 )
@@ -157,7 +156,7 @@ class Rendezvous:
     way, and lost this agent.
     """
 
-    store: Store
+    store: MemoryStore | RemoteStore
     credentials: Credentials
     _: KW_ONLY
     listener: Listener
@@ -226,20 +225,17 @@ class Rendezvous:
                 reason = self._read(entry, _REFUSAL, agent, session)
                 raise RefusalError(agent, reason.decode(errors="replace"))
 
-    def leave(self) -> None:
-        """Leave without having started."""
-        # A store in this process ends with it: the others must have read the refusal before.
-        if self.host is not None:
-            time.sleep(min(self.timeout, _SECONDS_TO_LEAVE))
-
-    def make_link_opener(self, *, max_bytes: int) -> LinkOpener:
-        """Return a place to open links with other agents of the meeting."""
+    def make_opener(
+        self, meeting: Meeting, purpose: Purpose = Purpose.LINK, *, max_bytes: int = 0
+    ) -> LinkOpener:
+        """Return a place to open channels with other agents of a meeting."""
         return LinkOpener(
             self.listener,
             self.credentials,
-            session=self.meeting.session,
-            addresses=self.meeting.addresses,
+            session=meeting.session,
+            addresses=meeting.addresses,
             max_bytes=max_bytes,
+            purpose=purpose,
         )
 
     def close(self) -> None:
@@ -252,12 +248,8 @@ class Rendezvous:
 
     def check(self) -> None:
         """Raise if a person or another agent ended the start of the run."""
-        self.check_interruption()
-        self.raise_refusal()
-
-    def check_interruption(self) -> None:
-        """Raise if a person ended the start of the run."""
         raise_if_stopped(self.interruption)
+        self.raise_refusal()
 
     def adopt(self, meeting: Meeting) -> None:
         """Take part in a meeting of others, which is over."""
@@ -399,7 +391,7 @@ def join(
     is_host = agent == credentials.roster.store_host if opens_store is None else opens_store
     # A failure on the way leaves no port open.
     with naming_agent(agent, credentials.roster.names), ExitStack() as stack:
-        entries: Store
+        entries: MemoryStore | RemoteStore
         host: StoreHost | None = None
         if rejoins:
             entries = MemoryStore()
@@ -503,14 +495,12 @@ class Agreement:
     """The outcome of the handshake.
 
     ``nonce`` is that of the run, a hash of all contributions: equal nonces mean that all agents
-    read the same ones. All ledgers allow ``max_steps`` from ``first_step`` on; that of ``scarce``,
-    if it is known, allows no more.
+    read the same ones. All ledgers allow ``max_steps`` from ``first_step`` on.
     """
 
     nonce: bytes
     first_step: int
     max_steps: int
-    scarce: int | None
 
 
 def check_guarantee(plan: Plan, agent: int) -> AgentGuarantee:
@@ -538,21 +528,21 @@ def announcing_failure(rendezvous: Rendezvous) -> Iterator[None]:
 
 
 def _announce(rendezvous: Rendezvous, error: BaseException) -> None:
-    # An agent that is missed may have refused: then that is the reason.
-    if isinstance(error, AbsentError | LinkError) or isinstance(error.__cause__, LinkError):
-        try:
+    try:
+        # An agent that is missed may have refused: then that is the reason.
+        if isinstance(error, AbsentError | LinkError) or isinstance(error.__cause__, LinkError):
             rendezvous.raise_refusal()
-        except RefusalError as refusal:
-            rendezvous.leave()
-            raise refusal from error
-        except CornError:
-            pass
-    # The store may be gone, which is not the reason.
-    with suppress(CornError):
         # Whoever follows another's refusal has no reason of its own.
         if not isinstance(error, RefusalError):
             rendezvous.refuse(str(error) if is_public(error) else name_kind(error))
-        rendezvous.leave()
+    except RefusalError as refusal:
+        raise refusal from error
+    except CornError:  # the store may be gone, which is not the reason
+        pass
+    finally:
+        # A store in this process ends with it: the others must have read the refusal before.
+        if rendezvous.host is not None:
+            time.sleep(min(rendezvous.timeout, _SECONDS_TO_LEAVE))
 
 
 def is_public(error: BaseException) -> bool:
@@ -587,15 +577,13 @@ def shake_hands(rendezvous: Rendezvous, hello: Hello) -> Agreement:
     nonces = {agent: bytes.fromhex(own.nonce) for agent, own in hellos.items()}
     # The number breaks ties, so that all agents name the same one.
     scarce = min(hellos, key=lambda agent: (hellos[agent].remaining, agent))
-    agreement = Agreement(
+    if hellos[scarce].remaining == 0:
+        raise PublicError(f"agent {scarce}'s ledger allows no more releases: its budget is spent")
+    return Agreement(
         nonce=agree_on_nonce(nonces, plan_fingerprint=bytes.fromhex(hello.plan)),
         first_step=_choose_start(hellos),
         max_steps=hellos[scarce].remaining,
-        scarce=scarce,
     )
-    if agreement.max_steps == 0:
-        raise PublicError(f"agent {scarce}'s ledger allows no more releases: its budget is spent")
-    return agreement
 
 
 def compare_hellos(hellos: Mapping[int, Hello]) -> None:

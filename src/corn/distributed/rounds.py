@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor
 
-from corn.distributed.exchange import SUSPENDED_SHARE, StepStopped
+from corn.distributed.exchange import StepStopped
 from corn.distributed.journal import Journal
 from corn.distributed.membership import name_agents
 from corn.distributed.messages import DIGEST_BYTES, Header, Kind, is_sane
@@ -23,7 +23,7 @@ from corn.distributed.recovery import ActivePlan, Recovery, replan
 from corn.distributed.results import NO_STOP, StopNotice, StopReason
 from corn.distributed.settings import advise_return
 from corn.distributed.summing import TreeSum, as_integers, digest_model, integer_type
-from corn.errors import CornError, InfeasibleError, PublicError
+from corn.errors import CornError, InfeasibleError
 from corn.learn.step import AgentStepper, StepStatistics, no_statistics
 from corn.learn.sweep import Interruption
 from corn.noise.grid import require_provable
@@ -40,10 +40,6 @@ _MAX_VOID = 3
 # A person who stops several agents reaches all of them in this time, and they leave together.
 _SECONDS_TO_GATHER = 1.0
 _SECONDS_TO_SEND = 1.0
-
-
-class LostError(PublicError):
-    """The others went on without this agent."""
 
 
 @final
@@ -381,14 +377,6 @@ class TrainingRounds:
         return label_agent(self._plan.network.agent_names, agent)
 
     def _note_dropout(self, peer: int, error: LinkError) -> None:
-        # After its own pause this agent cannot tell a lost neighbour from one that has gone on
-        # without it. It leaves rather than declare the others lost.
-        if self._exchange.was_suspended:
-            pause = SUSPENDED_SHARE * self._settings.timeout
-            raise LostError(
-                f"was suspended for more than {pause:g} s, and the others went on without it at "
-                f"step {self.step}"
-            )
         how = {
             Dropout.CLOSED: "closed its connection",
             Dropout.SILENT: f"sent nothing for {self._settings.timeout:g} s (time-out)",

@@ -68,7 +68,6 @@ class TreeSum:
         if self._compares:
             self._compare_aside(replace(aside, payload_bytes=0))
         self._add_up(own, make_header)
-        self._exchange.note_exchange()
 
     def _add_up(self, total: Tensor, make_header: Callable[[int], Header]) -> None:
         up, down = make_header(UP), make_header(DOWN)

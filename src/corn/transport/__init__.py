@@ -15,7 +15,7 @@ from corn.transport.channel import (
 )
 from corn.transport.links import Dropout, Link, LinkError, LinkOpener, Traffic, open_links
 from corn.transport.listener import Address, Listener, UnreachableError, dial
-from corn.transport.store import MemoryStore, RemoteStore, Store, StoreHost, StoreLostError
+from corn.transport.store import MemoryStore, RemoteStore, StoreHost, StoreLostError
 
 __all__ = [
     "NO_SESSION",
@@ -31,7 +31,6 @@ __all__ = [
     "MemoryStore",
     "Purpose",
     "RemoteStore",
-    "Store",
     "StoreHost",
     "StoreLostError",
     "TamperedError",

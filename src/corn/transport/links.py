@@ -220,7 +220,7 @@ class LinkOpener:
         self._credentials = credentials
         self._session = session
         self._addresses = addresses
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._purpose = purpose
         # Channels that others have opened, each until it is taken.
         self._waiting: dict[int, Channel] = {}
@@ -228,18 +228,6 @@ class LinkOpener:
         self._is_closed = False
         # Agents may connect before this one asks for them.
         listener.handle(purpose, session, self._accept)
-
-    def open(
-        self,
-        peer: int,
-        *,
-        timeout: float,
-        check: Callable[[], None] = lambda: None,
-        connects: bool | None = None,
-    ) -> Link:
-        """Return a link to a neighbour, which must do the same; see :meth:`open_channel`."""
-        channel = self.open_channel(peer, timeout=timeout, check=check, connects=connects)
-        return Link(channel, max_bytes=self._max_bytes)
 
     def open_channel(
         self,
@@ -342,7 +330,8 @@ def open_links(
 
     def open_one(peer: int) -> None:
         try:
-            links[peer] = opener.open(peer, timeout=timeout, check=check, connects=connects)
+            channel = opener.open_channel(peer, timeout=timeout, check=check, connects=connects)
+            links[peer] = Link(channel, max_bytes=opener.max_bytes)
         except LinkError:
             if needs_all:
                 raise

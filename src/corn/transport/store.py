@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Protocol, final
+from typing import final
 
 from corn.errors import PublicError
 from corn.noise.stream import decode_fields, encode_fields
@@ -43,29 +43,16 @@ class StoreLostError(PublicError):
         super().__init__("the rendezvous store is gone")
 
 
-class Store(Protocol):
-    """Entries by key. An entry is written once and never changes."""
-
-    def set(self, key: str, entry: bytes) -> bytes:
-        """Write an entry, unless the key has one already; return the entry that it has."""
-
-    def get(self, keys: Sequence[str], seconds: float = 0.0) -> list[bytes | None]:
-        """Return the entries of keys, None where there is none.
-
-        Wait until all are there, but no longer than so many seconds, and half a second at most.
-        """
-
-
 @final
 class MemoryStore:
-    """A store in this process."""
+    """A store in this process: entries by key. An entry is written once and never changes."""
 
     def __init__(self) -> None:
         self._entries: dict[str, bytes] = {}
         self._changed = threading.Condition()
 
     def set(self, key: str, entry: bytes) -> bytes:
-        """See ``Store``."""
+        """Write an entry, unless the key has one already; return the entry that it has."""
         with self._changed:
             # The first entry counts. A repeated request, after a cut connection, finds its own
             # entry and succeeds.
@@ -74,7 +61,10 @@ class MemoryStore:
             return found
 
     def get(self, keys: Sequence[str], seconds: float = 0.0) -> list[bytes | None]:
-        """See ``Store``."""
+        """Return the entries of keys, None where there is none.
+
+        Wait until all are there, but no longer than so many seconds, and half a second at most.
+        """
         # Bounded, so that a client notices a signal, and a host the end of a client.
         deadline = time.monotonic() + min(seconds, _LONGEST_WAIT)
         with self._changed:
@@ -166,11 +156,11 @@ class RemoteStore:
         self._channel = self._open(wait)
 
     def set(self, key: str, entry: bytes) -> bytes:
-        """See ``Store``."""
+        """See ``MemoryStore``."""
         return bytes(self._ask(encode_fields("set", key, entry)))
 
     def get(self, keys: Sequence[str], seconds: float = 0.0) -> list[bytes | None]:
-        """See ``Store``."""
+        """See ``MemoryStore``."""
         milliseconds = int(1000 * min(seconds, _LONGEST_WAIT))
         found = decode_fields(self._ask(encode_fields("get", milliseconds, *keys)))
         # The host is not trusted. An answer of another shape is treated as a loss, not indexed.
