@@ -228,8 +228,8 @@ def run_steps(
 ) -> Generator[AgentStepper, None, AgentResult]:
     """Run one agent as :func:`run_agent` does; each step yields the stepper once it has begun.
 
-    The caller then has it compute the gradient. All agents agree on ``data``, a description of how
-    the data was partitioned. ``update`` takes the place of step sizes and momentum.
+    The caller then has it compute the gradient. All agents agree on ``data``, a description.
+    ``update`` takes the place of step sizes and momentum.
     """
     agent = rendezvous.agent
     reports = reports or Reports()
@@ -350,11 +350,7 @@ def prepare_work(
 
 @dataclass(eq=False)
 class AgentRun:
-    """One agent's run of a plan, which ``begin`` or ``return_to_others`` starts.
-
-    Nothing is released before ``train``: all checks that can refuse come before, so a refusal costs
-    no budget.
-    """
+    """One agent's run of a plan. Nothing is released before ``train``: refusals cost no budget."""
 
     plan: Plan
     settings: RunSettings

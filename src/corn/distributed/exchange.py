@@ -1,13 +1,11 @@
 """Exchange of messages: one to and from every neighbour per mixing round, all at the same time.
 
-A neighbour may send anything: every message is checked here, and one that breaks a rule costs its
-sender the link to this agent, as if it were lost.
+Every message is checked here: one that breaks a rule costs its sender the link to this agent.
 
-An agent that waits for a slow neighbour is not slow itself. So an agent that has sent nothing for a
-third of the time-out sends a *heartbeat*, and its neighbours keep waiting. One that sends nothing
-but heartbeats is lost too, after n + 1 time-outs. In a mixing round those that wait for its
-neighbours must not lose patience first. So heartbeats say for whom their sender waits, with the
-signed waits of all agents behind it, and each of them is worth a time-out.
+An agent that has sent nothing for a third of the time-out sends a *heartbeat*, and its neighbours
+keep waiting; after n + 1 time-outs without anything else it is lost too. In a mixing round those
+that wait for its neighbours must not lose patience first: heartbeats carry the signed waits of all
+agents behind their sender, and each of them is worth a time-out.
 """
 
 from __future__ import annotations
@@ -48,10 +46,7 @@ class Received(NamedTuple):
 
 
 class StepStopped(Exception):  # noqa: N818 - an outcome, not an error
-    """The step cannot be completed.
-
-    ``dropouts`` has the neighbours that are lost, and how; none if one called for a recovery.
-    """
+    """The step cannot be completed: ``dropouts`` are lost, or a neighbour calls for a recovery."""
 
     def __init__(self, dropouts: Mapping[int, LinkError] | None = None) -> None:
         self.dropouts = dropouts or {}
@@ -62,10 +57,9 @@ class StepStopped(Exception):  # noqa: N818 - an outcome, not an error
 class Exchange:
     """Messages to and from all neighbours, in two halves between which an agent can compute.
 
-    A neighbour is lost after ``timeout`` seconds without a message. ``dtype`` is the type of the
-    numbers in messages: integers of sums, which may be under way in pieces, or floats of models.
-    ``on_send`` gets every message once all its numbers are known, for audits. ``check_call`` raises
-    ``ProtocolError`` for a false call for a recovery.
+    Messages have numbers of ``dtype``: integers of sums, or floats of models. ``on_send`` gets
+    every message, for audits. ``check_call`` raises ``ProtocolError`` for a false call for a
+    recovery.
     """
 
     def __init__(
@@ -128,8 +122,7 @@ class Exchange:
     def finish(self, number: int = 0) -> dict[int, Tensor]:
         """Return the parameters of every neighbour; ``number`` is the round's, over all steps.
 
-        Raise ``StepStopped`` if neighbours were lost, and are none any more, or one calls for a
-        recovery.
+        Raise ``StepStopped`` if neighbours were lost, or one calls for a recovery.
         """
         received: dict[int, Tensor] = {}
         dropouts: dict[int, LinkError] = {}
@@ -179,12 +172,10 @@ class Exchange:
         deadline: float,
         since: float | None = None,
     ) -> Received:
-        """Return the next message of a neighbour, or raise ``LinkError``.
+        """Return a neighbour's next message, or first piece of a sum, or raise ``LinkError``.
 
-        Of a sum in pieces, that is the first; pieces of one that was given up are skipped.
-        ``check`` raises ``ProtocolError`` unless a header is one that it may send now. The
-        neighbour's silence counts ``since`` a time of the monotonic clock, by default from now;
-        heartbeats extend the wait until ``deadline``.
+        ``check`` raises ``ProtocolError`` unless its header may come now. Silence counts ``since``
+        a time, by default from now; heartbeats extend the wait until ``deadline``.
         """
         if peer in self._put_back:
             found = self._put_back.pop(peer)

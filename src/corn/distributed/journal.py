@@ -1,8 +1,7 @@
 """Journal of an agent's run: measurements, notes, checkpoints, its state, and the ε spent.
 
-Measurements have the columns of a simulation. Models are public, as every message is, and so is
-everything computed from them and public data. The promise does not cover measurements on the
-agent's own data: those go to the agent's private folder.
+Models are public, and so is everything computed from them and public data. Measurements on the
+agent's own data go to its private folder: the promise does not cover them.
 """
 
 from __future__ import annotations
@@ -50,8 +49,7 @@ _SECONDS_BETWEEN_FILES = 1.0
 class Reports:
     """Callbacks for news of a run while it lasts, and the request to stop it.
 
-    States come at most ten times a second. The open ledger, to read, comes before the first
-    release. Messages come with the nonce of the run, for audits; they cost a call per mixing round.
+    The open ledger, to read, comes before the first release. Messages come with the run's nonce.
     """
 
     interruption: Interruption | None = None

@@ -1,8 +1,7 @@
 """Keys of an agent for a run: their files, the release ledger, seeds of groups.
 
-``DIR/agent-3.key`` and ``DIR/roster.json`` are made by ``corn keys``. The release ledger lies
-beside the key, not beside results: a second run of the same plan with the same key must find what
-was released before, and keys and nonces are not published with results.
+The ledger lies beside the key, not beside results: a second run of the same plan with the same key
+must find what was released before.
 """
 
 from __future__ import annotations
@@ -40,10 +39,7 @@ from corn.transport import Credentials
 
 
 def require_private_keys(folder: Path, agent: int) -> None:
-    """Raise unless only the owner can use the folder of keys, and the agent's key and ledgers.
-
-    A ledger contains the nonces of runs, and nonces and keys together reproduce the noise.
-    """
+    """Raise unless only the owner can use the folder of keys, and the agent's key and ledgers."""
     require_private(folder)
     for path in (folder / f"agent-{agent}.key", *folder.glob(f"agent-{agent}-*.ledger")):
         require_private(path)
@@ -55,10 +51,9 @@ def make_source(
     members: tuple[int, ...],
     group_seeds: Mapping[int, Secret] | None = None,
 ) -> SecureSource:
-    """Return the noise source of an agent under a plan for ``members``.
+    """Return the noise source of an agent under a plan for ``members``, by their roster's numbers.
 
-    The plan numbers its agents from 0 in the order of ``members``, which are the numbers that they
-    have in the roster. ``group_seeds`` are those of groups of three and more, by their numbers.
+    ``group_seeds`` are those of groups of three and more.
     """
     # Keys depend on the plan's fingerprint: under a new plan for survivors all streams are new,
     # though the nonce of the run stays.
@@ -78,8 +73,8 @@ def load_credentials(
 ) -> Credentials:
     """Return an agent's identity and all public keys, checked against each other.
 
-    The agent is a number, or a name of the roster. The roster must be the one that the key was used
-    with before, or follow from it: the key remembers it, unless ``pins`` is False.
+    The roster must be the one that the key was used with before, or follow from it, unless ``pins``
+    is False.
     """
     folder = Path(folder)
     if isinstance(agent, str):
@@ -142,10 +137,7 @@ def open_ledger(
 
 
 def make_keys(folder: Path, num_agents: int, names: Sequence[str] = ()) -> bool:
-    """Make the keys of all agents for a run on one machine, if there are none; return if made.
-
-    The roster gets ``names``, where they are given.
-    """
+    """Make the keys of all agents for a run on one machine, if there are none; return if made."""
     roster = folder / "roster.json"
     # Existing keys are never replaced: others may hold the roster that belongs to them.
     if roster.exists():
@@ -169,8 +161,7 @@ def make_keys(folder: Path, num_agents: int, names: Sequence[str] = ()) -> bool:
 def share_group_seeds(rendezvous: Rendezvous, plan: Plan, *, run_nonce: bytes) -> dict[int, Secret]:
     """Return the seeds of the groups of three and more that this agent is in, new in each run.
 
-    The lowest member of a group makes its seed and seals it to each other member, so that nobody
-    else reads it. Pairs need no message: their seeds follow from their keys.
+    The lowest member of a group makes its seed and seals it to each other member.
     """
     agent = rendezvous.agent
     groups = {

@@ -187,7 +187,7 @@ def listen_for_signals() -> Interruption:
     """Handle signals to an agent that runs by itself; call it from the main thread.
 
     The first SIGINT or SIGTERM requests a stop together with the others, a second one ends this
-    process. That loses nothing: an agent may be killed at any time.
+    process, which loses nothing.
     """
     interruption = Interruption()
     began = 0.0
@@ -263,8 +263,8 @@ class AgentProcesses:
         ours, theirs = context.Pipe()
         process = context.Process(target=run_child, args=(theirs, config), daemon=True)
         process.start()
-        theirs.close()
         # Only the child holds its end now, so that this end reports when the child is gone.
+        theirs.close()
         self._processes[agent] = process
         self._connections[agent] = ours
 
@@ -295,11 +295,7 @@ class AgentProcesses:
         self.results[agent] = AgentResult(agent, RunStatus.FAILED, failure=failure)
 
     def _end_suspended(self) -> None:
-        """End suspended processes, which cannot end by themselves, once they have been lost.
-
-        While others run, the time-out of their neighbours decides. All that are left may also be
-        suspended together, as a laptop's processes are, and wake up again.
-        """
+        """End suspended processes, once no other is left to time them out."""
         left = [agent for agent in self._configs if agent not in self.results]
         if not left or not all(is_suspended(self._processes[agent].pid) for agent in left):
             self._all_suspended_at = math.inf
@@ -355,16 +351,14 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 @final
 class ProgressLog:
-    """Log lines of the progress of all agents; the first has ``promise``."""
+    """Log lines of the progress of all agents, the first of which has ``promise``."""
 
-    def __init__(self, promise: str, *, checkpoint_every: int) -> None:
+    def __init__(self, promise: str) -> None:
         self._promise = promise
-        self._checkpoint_every = checkpoint_every
         self._last_line = time.monotonic()
-        self._logged_step = 0
 
     def update(self, processes: AgentProcesses) -> None:
-        """Log one line when the slowest agent that runs passes a checkpoint, or takes long."""
+        """Log one line every few seconds."""
         states = processes.states
         running = [own for agent, own in states.items() if agent not in processes.results]
         if not running:
@@ -373,14 +367,10 @@ class ProgressLog:
         if self._promise:
             log_event(None, "start", self._promise)
             self._promise = ""
-        slowest = min(running, key=lambda own: own.step)
-        now = time.monotonic()
-        # A launch that resumes begins at a later step.
-        reached = slowest.step - slowest.step % self._checkpoint_every
-        if reached <= self._logged_step and now < self._last_line + _SECONDS_BETWEEN_LINES:
+        if time.monotonic() < self._last_line + _SECONDS_BETWEEN_LINES:
             return
-        self._logged_step = reached
-        self._last_line = now
+        self._last_line = time.monotonic()
+        slowest = min(running, key=lambda own: own.step)
         state = replace(
             slowest,
             epsilon=max(own.epsilon for own in running),
@@ -450,8 +440,7 @@ def merge_results(
 ) -> Result:
     """Measure the models that agents shared on public data, as a simulation would.
 
-    Nothing private is read. A step's row is of the agents that have measured it: those that were
-    lost count until then. ε is that of the agent that spent most, by its ledger.
+    A step's row is of the agents that measured it, with the ε of the one that spent most.
     """
     names = plan.network.agent_names
     folders = {agent: run.of_agent(agent) for agent in sorted(results)}
@@ -618,8 +607,7 @@ def launch(
                 for agent in agents
             }
         )
-        text = f"{promise}; roster {roster.fingerprint.hex()}"
-        progress = ProgressLog(text, checkpoint_every=settings.checkpoint_every)
+        progress = ProgressLog(f"{promise}; roster {roster.fingerprint.hex()}")
         was_interrupted = _watch(processes, progress)
     results = dict(sorted(processes.results.items()))
     # Before anything is merged: without one result there is nothing to measure.

@@ -1,10 +1,9 @@
 """Return of an agent to a run with exact sums, which lost it.
 
-The agent asks one neighbour, its sponsor, for the terms of the run. It signs the step of its
-return, of which the sponsor tells all others, and connects to its neighbours. All wait for it
-before that step. It receives the sponsor's model and state, which are public, and takes part in the
-recovery that lets it in, and in the plan that follows. A neighbour that only connects outward calls
-the lost agent at intervals, and connects to it at the step of its return.
+The agent asks a neighbour, its sponsor, for the terms of the run, signs the step of its return, of
+which the sponsor tells all others, and connects to its neighbours. All wait for it before that
+step. It receives the sponsor's model and state, which are public, and takes part in the recovery
+that lets it in. A neighbour that only connects outward calls the lost agent at intervals.
 
 No noise is released twice: the agent returns after every step that its ledger has ever reserved.
 """
@@ -118,11 +117,7 @@ class Welcome:
 
 @dataclass(frozen=True, eq=False)
 class Admission:
-    """An agent's way back into a run: the terms, its links, and all that its sponsor has.
-
-    That is a header with all news, the model, the optimizer's ``state``, and the sum of the step
-    before, which other agents may lack. Others connect to ``opener``.
-    """
+    """An agent's way back into a run: the terms, its links, and all that its sponsor has."""
 
     welcome: Welcome
     links: Mapping[int, Link]
@@ -134,10 +129,7 @@ class Admission:
 
 
 def request_return(run: AgentRun, addresses: dict[int, Address]) -> Admission:
-    """Return to a run with the help of the first neighbour that lets this agent in.
-
-    Raise ``RejoinError`` with the reasons of all if none does.
-    """
+    """Return to a run by the first neighbour that lets this agent in, or raise ``RejoinError``."""
     rendezvous = run.rendezvous
     accepts = rendezvous.credentials.roster.accepts
     sponsors = sorted(peer for peer in run.neighbours if peer in addresses or not accepts[peer])
@@ -243,8 +235,8 @@ def load_addresses(folder: Path) -> tuple[Address | None, dict[int, Address]]:
 class Returns:
     """The agents that ask this one to let them in again.
 
-    They ask at the listener of the rendezvous, and connect to ``opener``. An agent without a port
-    calls its lost neighbours instead, and connects to them.
+    They ask at the listener, and connect to ``opener``. An agent without a port calls its lost
+    neighbours instead.
     """
 
     def __init__(self, run: AgentRun, opener: LinkOpener) -> None:
@@ -436,14 +428,7 @@ def _receive(channel: Channel, *, max_bytes: int) -> bytes:
 
 
 def encode_state(state: Mapping[str, Tensor]) -> bytes:
-    """Return public tensors by name as bytes.
-
-    With exact sums, everything that an optimizer keeps follows from public sums.
-
-    >>> found = decode_state(memoryview(encode_state({"memory": torch.arange(3.0)})))
-    >>> found["memory"].tolist()
-    [0.0, 1.0, 2.0]
-    """
+    """Return public tensors by name as bytes: with exact sums, all that an optimizer keeps."""
     fields: list[bytes | str] = [_STATE]
     for name, tensor in state.items():
         values = tensor.detach().cpu().contiguous()

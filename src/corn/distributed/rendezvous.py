@@ -1,12 +1,10 @@
 """Start of a run: agents join a store, publish signed entries to each other, and agree on terms.
 
-Every entry is signed by its agent for one session, which is a hash of fresh random numbers from all
-agents. So the host of the store can neither change or invent an entry, nor replay one of another
-run, nor show agents different entries of the same agent. It can only withhold entries; agents then
-time out. Once training has begun no agent needs the store.
+Every entry is signed for one session, a hash of fresh random numbers from all agents. So the host
+of the store can neither change, invent or replay an entry, nor show agents different ones. It can
+withhold entries; agents then time out. Once training has begun no agent needs the store.
 
-A refusal is bound to its agent's fresh random number, as there may be no session yet. In the
-handshake every agent publishes its terms, of which nothing is secret.
+A refusal is bound to its agent's fresh random number, as there may be no session yet.
 """
 
 from __future__ import annotations
@@ -151,9 +149,8 @@ class Rendezvous:
     """One agent's access to the store, for one run and no more.
 
     ``address`` is that of the listener as others see it, and ``bound`` the one that it listens at.
-    ``host`` is the store where it lives in this process; it ends with the run. ``wait`` is how long
-    the others may take to start, by default the time-out. ``rejoins`` tells that the run is under
-    way, and lost this agent.
+    ``host`` is the store where it lives in this process. The others may take ``wait`` seconds to
+    start, by default the time-out. ``rejoins``: the run is under way, and lost this agent.
     """
 
     store: MemoryStore | RemoteStore
@@ -465,12 +462,8 @@ def _find_route(host: str, port: int) -> str:
 class Hello:
     """The terms that an agent publishes; plan's fingerprint and nonce are in hexadecimal.
 
-    Attributes:
-        terms: everything beside the plan that must be the same at all agents, by name.
-        nonce: this agent's contribution to the nonce of the run.
-        remaining: how many releases its ledger still allows.
-        checkpoints: steps from which it can continue; 0 is always one.
-        first_free_step: the first step that its ledger has never reserved, if it returns to a run.
+    ``terms`` must be the same at all agents, and ``nonce`` is a contribution to that of the run.
+    The ledger allows ``remaining`` releases, and never reserved ``first_free_step``, for a return.
     """
 
     plan: str
@@ -492,10 +485,9 @@ class Hello:
 
 @dataclass(frozen=True)
 class Agreement:
-    """The outcome of the handshake.
+    """The outcome of the handshake: all ledgers allow ``max_steps`` from ``first_step`` on.
 
-    ``nonce`` is that of the run, a hash of all contributions: equal nonces mean that all agents
-    read the same ones. All ledgers allow ``max_steps`` from ``first_step`` on.
+    ``nonce`` is a hash of all contributions: equal nonces mean that all agents read the same ones.
     """
 
     nonce: bytes
@@ -548,8 +540,7 @@ def _announce(rendezvous: Rendezvous, error: BaseException) -> None:
 def is_public(error: BaseException) -> bool:
     """Return whether other agents may read an error: it is about the run, the plan or the budget.
 
-    This is an allow list. Any other error may quote data, or the name of a file that describes its
-    owner, and no ε covers that.
+    Any other error may quote data, or the name of a file, and no ε covers that.
     """
     # By type, never by text: a new kind of error is private until it is listed here. A ledger's own
     # ``BudgetSpentError`` names its file, and is not.

@@ -156,8 +156,8 @@ class Requirements:
 class ReleaseTotal:
     """The ε of an agent before a run, of the run by itself, and after it at most; for its owner.
 
-    With ``problems``, ledgers that are lost or damaged, totals are lower bounds. ``drops_agent``:
-    plans before promised something for the agent's whole data, and nothing does any more.
+    With ``problems`` of ledgers, totals are lower bounds. ``drops_agent``: plans before promised
+    something for the agent's whole data, and nothing does any more.
     """
 
     before: TotalLoss

@@ -1,8 +1,6 @@
 """Rounds of training: one step after another, one mix with the neighbours or one sum of all.
 
-An agent's step with gossip is Algorithm 1: half step with its share of the noise, then one message
-to and from each neighbour per mixing round. With exact sums it is a release, the sum of all
-releases, and the same step at all agents. After a loss all survivors recover, and go on or stop.
+After a loss all survivors recover, and go on or stop.
 """
 
 from __future__ import annotations

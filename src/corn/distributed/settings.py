@@ -145,9 +145,7 @@ class AgentConfig:
     """Everything that one agent's process needs to start.
 
     ``source`` is the file of a plan, or a request for one that agents make together; then
-    ``neighbours`` is all that the agent knows of the graph. The addresses and ``wait`` are those of
-    :func:`corn.distributed.join`; at ``status`` it serves its status. ``names`` are those of all
-    agents in the plan's graph, where they have any.
+    ``neighbours`` is all that the agent knows of the graph. At ``status`` it serves its status.
     """
 
     source: Path | PlanningRequest

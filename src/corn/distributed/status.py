@@ -1,8 +1,7 @@
 """Status of a running agent: its state, the file and the server that show it, and its metrics.
 
-The file is in the private folder: it has times, and how long steps take shows how much data an
-agent has. The server answers every request with what the newest state has, and keeps nothing that a
-client sends. Its address should be reached by the operator's monitoring only.
+The file is private: how long steps take shows how much data an agent has. The server keeps nothing
+that a client sends; its address is for the operator's monitoring only.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socketserver import TCPServer
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
@@ -41,10 +40,9 @@ _SECONDS_PER_REQUEST = 5.0
 class AgentState:
     """The state of an agent at a moment; others may read it.
 
-    ``phase`` is ``training``, ``failed``, or the status with which the agent ended. ``epsilon`` is
-    the ε spent, at most. ``simulation`` tells why ε is simulated; it is empty for a promise.
-    ``neighbours`` are those still linked, and ``lost`` has the step at which each loss was noticed.
-    ``test_loss`` is on public data. ``updated`` is in seconds since 1970.
+    ``phase`` is ``training``, ``failed``, or the status at the end. ``epsilon`` is the ε spent, at
+    most; ``simulation`` why it is simulated, if it is. ``neighbours`` are those still linked, and
+    ``lost`` has the step of each loss. ``test_loss`` is on public data.
     """
 
     agent: int
@@ -113,20 +111,13 @@ def read_states(out: Path) -> dict[int, AgentState]:
     return dict(sorted(states.items()))
 
 
-class Condition(NamedTuple):
-    """The condition of an agent in words, and whether its operator must act."""
-
-    text: str
-    needs_action: bool
-
-
-def judge_condition(state: AgentState) -> Condition:
-    """Return the phase of an agent, or that its state is stale."""
+def judge_condition(state: AgentState) -> tuple[str, bool]:
+    """Return the phase of an agent, or that its state is stale; and whether somebody must act."""
     if state.phase != TRAINING:
-        return Condition(state.phase, needs_action=state.phase == FAILED)
+        return state.phase, state.phase == FAILED
     age = time.time() - state.updated
     is_stale = age > _TIMEOUTS_UNTIL_STALE * state.timeout
-    return Condition(f"stale: no news for {age:.0f} s" if is_stale else TRAINING, is_stale)
+    return f"stale: no news for {age:.0f} s" if is_stale else TRAINING, is_stale
 
 
 @dataclass
@@ -147,8 +138,8 @@ class Status:
         """The reason why the agent is not healthy; empty if it is."""
         if self.newest is None:
             return ""
-        condition = judge_condition(self.newest)
-        return condition.text if condition.needs_action else ""
+        condition, needs_action = judge_condition(self.newest)
+        return condition if needs_action else ""
 
 
 def render_metrics(status: Status) -> str:
@@ -249,8 +240,6 @@ class _StatusHandler(BaseHTTPRequestHandler):
         else:
             self.send_error(HTTPStatus.NOT_FOUND)
 
-    do_HEAD = do_GET  # noqa: N815
-
     def send_error(self, code: int, *_: object) -> None:
         """Refuse a request, without its text, which a stranger chose."""
         status = HTTPStatus(code)
@@ -268,5 +257,4 @@ class _StatusHandler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        self.wfile.write(body)

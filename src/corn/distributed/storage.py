@@ -33,11 +33,7 @@ _TEXT_COLUMNS = ("mechanism", "step_size", "unit")
 
 @dataclass(frozen=True)
 class Folders:
-    """The folders of a run, or of one agent of it.
-
-    ``shared`` may be published: models, measurements on public data, ε spent. ``private`` is for
-    the owner alone: measurements on private data, checkpoints, the log.
-    """
+    """The folders of a run, or of one of its agents: ``shared`` may be published, ``private`` not."""
 
     shared: Path
     private: Path
@@ -125,8 +121,7 @@ class UnfinishedRunError(CornError):
 class CheckpointFolder:
     """The checkpoints of one agent under one plan, in its private folder.
 
-    A checkpoint has a model, how many releases its agent had made by then, restarts included, and
-    what its momentum or optimizer keeps between steps. All follows from messages that were sent.
+    A checkpoint has a model, the number of releases by then, and what momentum or optimizer keep.
     Noise is never restored: steps that are run again draw new noise, by the ledger.
     """
 
@@ -186,9 +181,9 @@ class CheckpointFolder:
     ) -> set[int]:
         """Return the steps from which this agent can continue; a damaged checkpoint is an error.
 
-        Without ``resume`` a run begins anew, but not over a run that came further. An agent that
-        rejoins a run continues from none, but its checkpoints are checked too: one that counts more
-        releases than the ledger, ``num_releases``, shows that an older ledger was restored.
+        Without ``resume`` a run begins anew, but not over one that came further. A checkpoint that
+        counts more releases than the ledger, ``num_releases``, shows that an older ledger was
+        restored.
         """
         steps = list_checkpoints(self.folder)
         if not resume and not rejoins:

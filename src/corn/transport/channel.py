@@ -1,18 +1,12 @@
 """Secure channels: TCP connections whose two ends have proved that they hold keys of the roster.
 
-They begin with the handshake KK of the Noise protocol framework (noiseprotocol.org, revision 34),
-``Noise_KK_25519_AESGCM_SHA256``, between two agents that know each other's public key. It gives
+They begin with ``Noise_KK_25519_AESGCM_SHA256`` (noiseprotocol.org, revision 34), between two
+agents that know each other's public key. It gives authentication, forward secrecy by ephemeral
+keys, and binding: both ends must have the same roster, purpose, session and agents.
 
-- authentication: only the holders of the two identity keys can complete it;
-- forward secrecy: traffic that was recorded cannot be read with identity keys stolen later, as each
-  end contributes an ephemeral key;
-- binding: both ends must have the same prologue, which names roster, purpose, session and agents,
-  so that a handshake for one purpose or run never completes another.
-
-After it every record is sealed with AES-256-GCM, under one key per direction and a counter as
-nonce. Keys are new for each channel, so no nonce repeats, after a crash either. A record that was
-changed, repeated, omitted or invented does not open, and the channel is broken from then on. The
-length of a message is sealed too: no byte of a stranger decides how much is read.
+After it every record is sealed with AES-256-GCM, under one key per direction, new for each channel,
+and a counter as nonce. A record that was changed, repeated, omitted or invented does not open, and
+the channel is broken from then on. The length of a message is sealed too.
 """
 
 from __future__ import annotations
@@ -122,10 +116,9 @@ _AGREEMENTS = ((("e", "s"), ("s", "s")), (("e", "e"), ("s", "e")))
 
 @final
 class NoiseHandshake:
-    """One end of a handshake ``Noise_KK_25519_AESGCM_SHA256``: two messages of 48 bytes.
+    """One end of a handshake: two messages of 48 bytes, without payload, the initiator's first.
 
-    The initiator writes the first and the responder the second, both without payload. The names are
-    those of the specification: h is the hash of all that both ends have seen, ck the chaining key.
+    Names are those of the specification: h is the hash of all that was seen, ck the chaining key.
     """
 
     def __init__(
@@ -231,8 +224,7 @@ class _Cipher:
 class Channel:
     """Messages to and from one agent, in order, over a connection with both ends proved.
 
-    One thread may send while another receives. Both block, until the other end is gone or
-    :meth:`close` is called from any thread.
+    One thread may send while another receives. Both block, until either end closes.
     """
 
     def __init__(self, connection: socket.socket, peer: int, keys: tuple[bytes, bytes]) -> None:
@@ -348,8 +340,7 @@ def initiate(
 ) -> Channel:
     """Complete a handshake on a connection that this end opened, before a time of the clock.
 
-    Raise ``TamperedError`` or ``ChannelClosedError`` where the other end is not this agent of the
-    roster, or has other terms.
+    Raise ``TamperedError`` or ``ChannelClosedError`` for another agent, or one with other terms.
     """
     greeting = Greeting(purpose, credentials.agent, peer)
     handshake = begin_handshake(credentials, greeting, session, is_initiator=True)
@@ -376,8 +367,7 @@ def respond(
 ) -> Channel:
     """Complete a handshake on a connection that the other end opened; see :func:`initiate`.
 
-    ``on_proof`` is called once the first message has proved a key of the roster, which a copy of an
-    earlier first message does too.
+    ``on_proof`` is called once the first message, or a copy of one, has proved a key of the roster.
     """
     peer = greeting.initiator
     if greeting.responder != credentials.agent:

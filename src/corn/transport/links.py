@@ -1,8 +1,6 @@
 """Links: one secure channel per edge of the graph, with a thread to send and one to receive.
 
-A message that arrives is kept until the agent asks for it, and one to be sent leaves while the
-agent computes. A fault ends that link and no other, and agents that are not neighbours are not
-connected at all. The roster decides which of two neighbours connects to the other.
+A fault ends that link and no other. The roster decides which of two neighbours connects.
 """
 
 from __future__ import annotations
@@ -104,8 +102,8 @@ class Link:
     ) -> memoryview:
         """Return the next message, or raise ``LinkError``.
 
-        The neighbour is lost where nothing at all arrives for so many seconds, which count from
-        ``since`` on the monotonic clock, by default from now; or heartbeats alone until the limit.
+        The neighbour is lost where nothing arrives for so many seconds, which count from ``since``,
+        by default from now; or heartbeats alone until the limit.
         """
         began = time.monotonic()
         since = began if since is None else since

@@ -1,8 +1,7 @@
 """The store: the place where agents leave entries for each other before the first step.
 
-One agent, or its launcher, hosts it. Only agents of the roster reach it, over secure channels. The
-host may read entries, and may withhold them. It cannot change or invent any, as agents sign them
-(:mod:`corn.distributed.rendezvous`).
+One agent, or its launcher, hosts it, for agents of the roster only. It cannot change or invent
+entries, as agents sign them (:mod:`corn.distributed.rendezvous`).
 """
 
 from __future__ import annotations
@@ -145,8 +144,7 @@ class RemoteStore:
     """A store that another process hosts, at the other end of a channel.
 
     A connection that somebody cuts or disturbs is opened again, and the request repeated: an entry
-    is written once, and reading changes nothing. ``connect`` opens a channel to the host within so
-    many seconds: ``wait`` at first. Answers must come within ``timeout``.
+    is written once. The first connection may take ``wait`` seconds, an answer ``timeout``.
     """
 
     def __init__(self, connect: Callable[[float], Channel], *, timeout: float, wait: float) -> None:
