@@ -93,13 +93,11 @@ class Requirements:
                     f"a requirement must be NAME=VALUE, each name once, of {', '.join(_NAMES)}, "
                     f"found {quote(text)}"
                 )
-            kind = _KINDS.get(field, str)
             try:
-                fields[field] = kind(value)
+                fields[field] = _KINDS.get(field, str)(value)
             except ValueError as error:
-                number = "a whole number" if kind is int else "a number"
                 raise InvalidArgumentError(
-                    f"{name} must be {number}, found {quote(value)}"
+                    f"{name} must be a number, found {quote(value)}"
                 ) from error
         # Alone it would require nothing, and a plan with any δ would pass.
         if "delta" in fields and not {"epsilon", "total_epsilon"} & fields.keys():

@@ -14,13 +14,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from socketserver import TCPServer
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, ThreadingWSGIServer
 
 from corn.distributed.storage import Folders
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
@@ -28,6 +27,9 @@ from corn.files import writing_whole
 from corn.parsing import build, format_address, read_json
 from corn.privacy.rounding import round_up, write_exactly
 from corn.version import __version__
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIEnvironment
 
 STATE_NAME = "state.json"
 STARTING, TRAINING, FAILED = "starting", "training", "failed"
@@ -183,8 +185,25 @@ def render_metrics(status: Status) -> str:
 @contextmanager
 def serving_status(address: tuple[str, int], status: Status) -> Iterator[tuple[str, int]]:
     """Serve an agent's status at an address while the block lasts; yield the address in use."""
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+        path = environ["PATH_INFO"]
+        code, kind, text = HTTPStatus.NOT_FOUND, "text/plain", "Not Found"
+        if path == "/metrics":
+            code, kind, text = HTTPStatus.OK, CONTENT_TYPE_PLAIN_0_0_4, render_metrics(status)
+        elif path == "/healthz":
+            problem = status.problem
+            step = None if status.newest is None else status.newest.step
+            facts = {"agent": status.agent, "phase": status.phase, "step": step, "problem": problem}
+            code = HTTPStatus.SERVICE_UNAVAILABLE if problem else HTTPStatus.OK
+            kind, text = "application/json", json.dumps(facts) + "\n"
+        start_response(f"{code} {code.phrase}", [("Content-Type", kind)])
+        return [text.encode()]
+
     try:
-        server = _StatusServer(address, status)
+        family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
+        kind = type("StatusServer", (_StatusServer,), {"address_family": family})
+        server = make_server(*address, answer, kind, _StatusHandler)
     # A port above 65535 overflows; the Unicode error is for a name that no host can have.
     except (OSError, OverflowError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or error
@@ -199,62 +218,14 @@ def serving_status(address: tuple[str, int], status: Status) -> Iterator[tuple[s
         server.server_close()
 
 
-@final
-class _StatusServer(ThreadingHTTPServer):
-    def __init__(self, address: tuple[str, int], status: Status) -> None:
-        self.status = status
-        self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
-        super().__init__(address, _StatusHandler)
-
-    def server_bind(self) -> None:
-        """Bind the port."""
-        # That of HTTPServer asks the network for the name of the host, which can take seconds.
-        TCPServer.server_bind(self)
-
+class _StatusServer(ThreadingWSGIServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a connection that failed: its client is gone."""
 
 
 @final
-class _StatusHandler(BaseHTTPRequestHandler):
-    """The answer to one request."""
-
-    server: _StatusServer
-    protocol_version = "HTTP/1.1"
-    # Without, a request that cannot be read would get an answer without a status.
-    default_request_version = "HTTP/1.0"
+class _StatusHandler(WSGIRequestHandler):
     timeout = _SECONDS_PER_REQUEST
-
-    def do_GET(self) -> None:
-        """Answer a request."""
-        path = self.path.partition("?")[0]
-        status = self.server.status
-        if path == "/healthz":
-            step = None if status.newest is None else status.newest.step
-            problem = status.problem
-            facts = {"agent": status.agent, "phase": status.phase, "step": step, "problem": problem}
-            code = HTTPStatus.SERVICE_UNAVAILABLE if problem else HTTPStatus.OK
-            self._answer(json.dumps(facts) + "\n", "application/json", code)
-        elif path == "/metrics":
-            self._answer(render_metrics(status), CONTENT_TYPE_PLAIN_0_0_4)
-        else:
-            self.send_error(HTTPStatus.NOT_FOUND)
-
-    def send_error(self, code: int, *_: object) -> None:
-        """Refuse a request, without its text, which a stranger chose."""
-        status = HTTPStatus(code)
-        self._answer(f"{status.phrase}\n", "text/plain; charset=utf-8", status)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         """Log nothing: the lines of strangers do not belong into the log of a run."""
-
-    def _answer(self, text: str, content_type: str, status: HTTPStatus = HTTPStatus.OK) -> None:
-        body = text.encode()
-        # Without the versions and the time that send_response would add.
-        self.send_response_only(status)
-        self.send_header("Connection", "close")
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)

@@ -33,7 +33,7 @@ _TEXT_COLUMNS = ("mechanism", "step_size", "unit")
 
 @dataclass(frozen=True)
 class Folders:
-    """The folders of a run, or of one of its agents: ``shared`` may be published, ``private`` not."""
+    """The folders of a run or an agent: ``shared`` may be published, ``private`` must not be."""
 
     shared: Path
     private: Path
@@ -93,15 +93,12 @@ def read_rows(path: Path) -> dict[int, Row]:
         return {}
     try:
         with path.open(newline="", encoding="utf-8") as stream:
-            # An editor may have added an empty line, which is no row.
-            columns, *lines = filter(None, csv.reader(stream))
-        # Columns in another order would be read as other numbers.
-        if tuple(columns) not in (COLUMNS, SHARED_COLUMNS):
-            raise FileFormatError(f"{path}: not a table of measurements")
-        # Strict, as a cell that is missing would be read as NaN.
-        cells = [zip(columns, line, strict=True) for line in lines]
-        rows: list[Row] = [{name: _parse(name, text) for name, text in row} for row in cells]
-    except (OSError, ValueError, csv.Error) as error:
+            table = csv.DictReader(stream)
+            if tuple(table.fieldnames or ()) not in (COLUMNS, SHARED_COLUMNS):
+                raise FileFormatError(f"{path}: not a table of measurements")
+            rows: list[Row] = [{name: _parse(name, row[name]) for name in row} for row in table]
+    # The type error is for a line with more or fewer cells.
+    except (OSError, TypeError, ValueError, csv.Error) as error:
         why = f"not a table of measurements, or cut short: {error}"
         raise FileFormatError(f"{path}: {why}") from error
     return {int(row["step"]): row for row in rows}
@@ -110,7 +107,7 @@ def read_rows(path: Path) -> dict[int, Row]:
 def _parse(name: str, text: str) -> str | float:
     if name in _TEXT_COLUMNS:
         return text
-    return int(text) if name in ("seed", "step") else float(text or "nan")
+    return int(text) if name in ("seed", "step") else float("nan" if text == "" else text)
 
 
 class UnfinishedRunError(CornError):
