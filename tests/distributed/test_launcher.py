@@ -141,7 +141,7 @@ def test_notes_are_listed_once_with_what_was_lost_when() -> None:
         1: done(1, same, lost={2: 39}),
         2: failed(2, KILLED, ("was slow",)),
     }
-    lost = "agent 2: ended by SIGKILL, missed by the others from step 39 on"
+    lost = "agent 2: ended by SIGKILL"
     assert describe_lost(results) == {2: lost}
     assert describe_notes(results) == [
         lost,

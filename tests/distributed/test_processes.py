@@ -91,9 +91,8 @@ def test_the_last_survivor_stops(tmp_path: Path) -> None:
     launched = LaunchResult(plan, problem, results, result, folders, tmp_path / "keys")
     assert launched.status is RunStatus.INTERRUPTED
     for agent, why in launched.lost.items():
-        step = own.lost[agent]
-        assert 20 <= step < 25
-        assert why == f"agent {agent}: ended by SIGKILL, missed by the others from step {step} on"
+        assert 20 <= own.lost[agent] < 25
+        assert why == f"agent {agent}: ended by SIGKILL"
         assert why in result.notes
     assert set(launched.lost) == {1, 2, 3}
 

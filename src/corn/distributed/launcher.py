@@ -394,26 +394,10 @@ def raise_common_failure(results: Mapping[int, AgentResult]) -> None:
     raise (StoppedByUserError if is_stopped else CornError)(failure.message)
 
 
-def find_missed(results: Mapping[int, AgentResult]) -> dict[int, int]:
-    """Return the agents that others lost, each with the earliest step."""
-    # Agents notice a loss at different steps when the lost one had sent to some and not to others.
-    missed: dict[int, int] = {}
-    for own in results.values():
-        for agent, step in own.lost.items():
-            missed[agent] = min(step, missed.get(agent, step))
-    return missed
-
-
 def describe_lost(results: Mapping[int, AgentResult]) -> dict[int, str]:
-    """Return why each agent without a result has none, and since when; anyone may read it."""
-    missed = find_missed(results)
-    lost = {}
-    for agent, own in sorted(results.items()):
-        if own.failure is not None:
-            lost[agent] = own.failure.describe_publicly(agent)
-            if agent in missed:
-                lost[agent] += f", missed by the others from step {missed[agent]} on"
-    return lost
+    """Return why each agent without a result has none; anyone may read it."""
+    failed = {agent: own.failure for agent, own in sorted(results.items()) if own.failure}
+    return {agent: failure.describe_publicly(agent) for agent, failure in failed.items()}
 
 
 def describe_notes(results: Mapping[int, AgentResult]) -> list[str]:
@@ -515,7 +499,7 @@ class LaunchResult:
 
     @property
     def lost(self) -> dict[int, str]:
-        """The agents without a result, why, and since which step."""
+        """The agents without a result, and why."""
         names = self.plan.network.agent_names
         return {a: add_names(text, names) for a, text in describe_lost(self.agents).items()}
 
@@ -523,7 +507,7 @@ class LaunchResult:
     def status(self) -> RunStatus:
         """The status of the run: all steps without all agents are ``partial``."""
         # An agent that was cut off has a result, but the others lost it.
-        missing = [*self.lost, *find_missed(self.agents)]
+        missing = {*self.lost}.union(*(own.lost for own in self.agents.values()))
         return judge_status(all_steps=self.measured.status == "complete", lost=missing)
 
     @property

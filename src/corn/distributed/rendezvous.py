@@ -589,13 +589,13 @@ def compare_hellos(hellos: Mapping[int, Hello]) -> None:
 def _choose_start(hellos: Mapping[int, Hello]) -> int:
     """Return the newest step of which all have a checkpoint; never restart a run unasked."""
     common = set.intersection(*(set(own.checkpoints) for own in hellos.values()))
-    newest = {who: max(own.checkpoints) for who, own in hellos.items()}
     # Step 0 is always common. To begin there again would discard models for which budget was spent.
+    newest = {who: max(own.checkpoints) for who, own in hellos.items()}
     if max(common) == 0 and any(newest.values()):
-        least, most = min(newest.values()), max(newest.values())
+        least = min(newest.values())
         behind = [who for who, step in newest.items() if step == least]
         raise HandshakeError(
             f"no step but the first has a checkpoint of every agent: {name_agents(behind)} came to "
-            f"step {least}, others to step {most}; begin anew in another folder, without --resume"
+            f"step {least} only; begin anew in another folder, without --resume"
         )
     return max(common)

@@ -19,7 +19,6 @@ from corn.distributed.membership import name_agents
 from corn.distributed.messages import DIGEST_BYTES, Header, Kind, is_sane
 from corn.distributed.recovery import ActivePlan, Recovery, replan
 from corn.distributed.results import NO_STOP, StopNotice, StopReason
-from corn.distributed.settings import advise_return
 from corn.distributed.summing import TreeSum, as_integers, digest_model, integer_type
 from corn.errors import CornError, InfeasibleError
 from corn.learn.step import AgentStepper, StepStatistics, no_statistics
@@ -321,7 +320,7 @@ class TrainingRounds:
             if own.breaks and self._settings.policy_for(self._plan) == "stop":
                 raise InfeasibleError("lost agents stop this run")
             if len(own.present) == 1:
-                raise InfeasibleError(f"no neighbour is left; {advise_return(self._plan)}")
+                raise InfeasibleError("no neighbour is left")
             plan = replan(
                 self._plan, own.present, steps_left=self._last_step - self.step, cuts=own.cuts
             )
@@ -375,14 +374,7 @@ class TrainingRounds:
         return label_agent(self._plan.network.agent_names, agent)
 
     def _note_dropout(self, peer: int, error: LinkError) -> None:
-        how = {
-            Dropout.CLOSED: "closed its connection",
-            Dropout.SILENT: f"sent nothing for {self._settings.timeout:g} s (time-out)",
-            Dropout.STALLED: "is alive, but its step does not end",
-            Dropout.TAMPERED: "is no longer linked, as somebody tampered with the connection",
-            Dropout.MISBEHAVED: f"is no longer linked, as it broke the protocol ({error})",
-            Dropout.DIFFERENT: "is no longer linked, as it has another model",
-        }[error.dropout]
+        how = error.dropout.format(seconds=self._settings.timeout, error=error)
         self._journal.note(f"agent {self._name(peer)} {how} at step {self.step}")
         if error.dropout is Dropout.MISBEHAVED:
             self._run.returns.ban(peer)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from corn.distributed.rejoin import decode_state, encode_state
-from corn.errors import CornError, FileFormatError
+from corn.errors import FileFormatError
 from corn.files import writing_whole
 from corn.learn.metrics import COLUMNS, SHARED_COLUMNS, Row
 from corn.plan import Plan, fingerprint
@@ -110,10 +110,6 @@ def _parse(name: str, text: str) -> str | float:
     return int(text) if name in ("seed", "step") else float("nan" if text == "" else text)
 
 
-class UnfinishedRunError(CornError):
-    """A new run in the folder of an earlier one; the message, with the folder, is for the owner."""
-
-
 @dataclass(frozen=True)
 class CheckpointFolder:
     """The checkpoints of one agent under one plan, in its private folder.
@@ -186,7 +182,7 @@ class CheckpointFolder:
         if not resume and not rejoins:
             # A new run in the same folder would replace models for which budget was spent.
             if any(steps):
-                raise UnfinishedRunError(
+                raise FileFormatError(
                     f"{self.folder}: has a run that came to step {max(steps)}: continue it with "
                     "--resume, or give another folder with --out"
                 )

@@ -30,14 +30,14 @@ _SECONDS_BETWEEN_CHECKS = 0.2
 
 
 class Dropout(StrEnum):
-    """The way in which the loss of a neighbour was noticed."""
+    """The way in which the loss of a neighbour was noticed, as notes of a run name it."""
 
-    CLOSED = "closed"
-    SILENT = "silent"
-    STALLED = "stalled"
-    TAMPERED = "tampered"
-    MISBEHAVED = "misbehaved"
-    DIFFERENT = "different"
+    CLOSED = "closed its connection"
+    SILENT = "sent nothing for {seconds:g} s (time-out)"
+    STALLED = "is alive, but its step does not end"
+    TAMPERED = "is no longer linked, as somebody tampered with the connection"
+    MISBEHAVED = "is no longer linked, as it broke the protocol ({error})"
+    DIFFERENT = "is no longer linked, as it has another model"
 
 
 class LinkError(PublicError):
