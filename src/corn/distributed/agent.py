@@ -311,8 +311,7 @@ def run_steps(
 
 def digest_data(plan: Plan, agent: int, problem: TrainingProblem) -> bytes | None:
     """Return a digest of the agent's samples if it decides which pass they belong to, else None."""
-    # A loop's samples are in the user's data set, which may draw its items at random: each run of a
-    # loop begins a new pass.
+    # The data set of a user's loop may draw its items at random: each run begins a new pass.
     is_in_passes = plan.budget.of_agent(agent).query.sampling == "passes"
     return problem.digest() if is_in_passes and not isinstance(problem.task, UserModel) else None
 
@@ -507,8 +506,7 @@ class AgentRun:
         if reports.on_message is not None:
             exchange.on_send = partial(reports.on_message, self.agreement.nonce)
         journal = Journal(self, problem, parts, reports.on_state)
-        # After the agreement: the step from which all continue is not known before, and later files
-        # are removed.
+        # After the agreement on the step from which all continue, as later files are removed.
         parameters, earlier = self._restore(journal)
         self._note_ledger(journal)
         for text in private_notes:

@@ -108,10 +108,6 @@ class Exchange:
             found[peer] = found.get(peer, Traffic()).add(link.traffic)
         return found
 
-    def count_bytes(self) -> int:
-        """Return how many bytes were sent."""
-        return sum(each.bytes_sent for each in self.traffic.values())
-
     def start(self, header: Header, parameters: Tensor) -> None:
         """Begin to send to every neighbour; links receive all the time."""
         self._own = header

@@ -181,7 +181,13 @@ class Journal:
             )
         self._measure(step, parameters, statistics)
         self._save(step, parameters)
-        self._save_model(parameters)
+        # With names, preprocessing and promise, if its task predicts.
+        promise = ModelPromise.of_plan(self._plan, simulation=self._problem.simulation)
+        model = TrainedModel.from_problem(self._problem, parameters, promise)
+        folders = self._run.folders
+        if model is not None and folders is not None and self._saves:
+            with naming_failure(folders.shared):
+                model.save(folders.shared / MODEL_FILE)
         state = self._report(status.value)
         log_event(state.agent, "end", f"{status}: {state.describe()}")
 
@@ -239,15 +245,6 @@ class Journal:
                 step, parameters, self._num_releases, run.stepper.save(), num_kept=self._num_kept
             )
 
-    def _save_model(self, parameters: Tensor) -> None:
-        """Write the final model with names, preprocessing and promise, if its task predicts."""
-        promise = ModelPromise.of_plan(self._plan, simulation=self._problem.simulation)
-        model = TrainedModel.from_problem(self._problem, parameters, promise)
-        folders = self._run.folders
-        if model is not None and folders is not None and self._saves:
-            with naming_failure(folders.shared):
-                model.save(folders.shared / MODEL_FILE)
-
     def _report(self, phase: str) -> AgentState:
         """Return the present state, pass it on, and write it to its file if that is due."""
         row: Row = self.rows[-1] if self.rows else dict.fromkeys(COLUMNS, math.nan)
@@ -277,7 +274,7 @@ class Journal:
             releases_left=run.ledger.remaining,
             neighbours=tuple(sorted(set(planned) - lost.keys() - cut_links.keys())),
             lost={str(agent): when for agent, when in lost.items()},
-            bytes_sent=exchange.count_bytes(),
+            bytes_sent=sum(each.bytes_sent for each in exchange.traffic.values()),
             steps_per_minute=(self._step - run.first_step) / minutes if minutes else 0.0,
             test_loss=loss if math.isfinite(loss) else None,
             plan=self._fingerprint,

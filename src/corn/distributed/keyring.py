@@ -91,8 +91,7 @@ def load_credentials(
         raise FileFormatError(
             f"{folder / 'roster.json'}: of {roster.num_agents} agents, the plan has {num_agents}"
         )
-    # With another agent's key the pair keys would not match those of the neighbours, and shared
-    # noise would not cancel.
+    # With another agent's key the pair keys would not match, and noise would not cancel.
     credentials = Credentials(agent, identity, roster)
     # After the check of the key, so that a wrong roster is never remembered as the right one.
     if pins:
@@ -127,8 +126,7 @@ def open_ledger(
         continues=continues,
     )
     try:
-        # After the ledger is there, or a crash in between would look like a lost ledger; and before
-        # anything is released.
+        # After the ledger is there, or a crash would look like a lost one; before any release.
         record_use(key, plan_fingerprint)
     except BaseException:
         ledger.close()
@@ -151,8 +149,7 @@ def make_keys(folder: Path, num_agents: int, names: Sequence[str] = ()) -> bool:
     identities = [generate_identity() for _ in range(num_agents)]
     for agent, identity in enumerate(identities):
         save_identity(identity, folder / f"agent-{agent}.key")
-    # Last, as its presence means that all keys are there: after a crash before it no run begins
-    # with half of them.
+    # Last, as its presence means that all keys are there, even after a crash.
     sites = tuple(Site(name=name) for name in names)
     save_roster(Roster(tuple(own.public_key for own in identities), sites=sites), roster)
     return True

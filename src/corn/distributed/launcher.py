@@ -198,8 +198,7 @@ def listen_for_signals() -> Interruption:
             interruption.requested = True
             began = time.monotonic()
         elif time.monotonic() > began + _SECONDS_OF_ONE_REQUEST:
-            # Without cleaning up, as other threads may hold locks. The ledger has reserved all that
-            # was sent.
+            # Without cleaning up, as threads may hold locks. The ledger has all that was sent.
             os._exit(128 + number)
 
     for number in _HANDLED_SIGNALS:
@@ -277,8 +276,7 @@ class AgentProcesses:
                 # The pipe closes a moment before the exit code is known.
                 self._processes[agent].join(_SECONDS_TO_END)
                 code = self._processes[agent].exitcode or 0
-                # multiprocessing reports the number of a signal with a minus. Real-time signals
-                # have no name.
+                # A signal's number comes with a minus. Real-time signals have no name.
                 names = {-own.value: own.name for own in signal.Signals}
                 how = f"ended without a report (exit code {code})"
                 if code < 0:
@@ -397,7 +395,11 @@ def raise_common_failure(results: Mapping[int, AgentResult]) -> None:
 def describe_lost(results: Mapping[int, AgentResult]) -> dict[int, str]:
     """Return why each agent without a result has none; anyone may read it."""
     failed = {agent: own.failure for agent, own in sorted(results.items()) if own.failure}
-    return {agent: failure.describe_publicly(agent) for agent, failure in failed.items()}
+    hidden = "failed, and reported the reason to its owner"
+    return {
+        agent: f"agent {agent}: {hidden}" if failure.is_private else failure.message
+        for agent, failure in failed.items()
+    }
 
 
 def describe_notes(results: Mapping[int, AgentResult]) -> list[str]:

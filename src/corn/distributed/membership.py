@@ -145,8 +145,7 @@ class Membership:
             return False
         if subject.kind is not Kind.RETURN or is_first:
             return True
-        # Nobody returns who was not lost, or for whom nobody waits: broken links would count as
-        # whole.
+        # Nobody returns who was not lost or called: broken links would count as whole.
         call = header.news.get(subject._replace(kind=Kind.CALL))
         return call is not None and call.step == step and subject.author not in self.present
 

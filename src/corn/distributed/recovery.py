@@ -143,8 +143,7 @@ def _network_of(plan: Plan, survivors: tuple[int, ...], cuts: Collection[Edge]) 
     left.remove_edges_from(cuts)
     places = {agent: place for place, agent in enumerate(survivors)}
     graph = nx.empty_graph(len(survivors))
-    # Sorted, as fingerprints must agree: networkx keeps the order of insertion, which may differ
-    # with the history of a graph.
+    # Sorted, as fingerprints must agree: networkx keeps the order of insertion.
     edges = (sorted((places[i], places[j])) for i, j in left.subgraph(survivors).edges)
     graph.add_edges_from(sorted(edges))
     # Metropolis weights of a connected graph are symmetric and mix: Chebyshev rounds need that.

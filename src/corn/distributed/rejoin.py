@@ -280,8 +280,7 @@ class Returns:
             # Nobody is announced who will not come: all its neighbours would wait for it.
             if has_asked is None:
                 channel.close()
-            # It may ask before its loss has been noticed: its old link ends first. And one agent
-            # returns at a time.
+            # It may ask before its loss has been noticed. And one agent returns at a time.
             elif (
                 has_asked
                 and channel.peer in membership.lost

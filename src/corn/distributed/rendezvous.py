@@ -173,8 +173,7 @@ class Rendezvous:
         # whatever the host of the store shows of the others.
         challenge = secrets.token_hex(_CHALLENGE_BYTES)
         self._introduction = json.dumps([challenge, *self.address]).encode()
-        # As read at the meeting: refusals are checked against these, whatever the store shows
-        # later.
+        # As read at the meeting: refusals are checked against these.
         self._introductions: dict[int, bytes] = {}
         self._meeting: Meeting | None = None
 
@@ -257,13 +256,11 @@ class Rendezvous:
         self._put(_JOIN, self._introduction, NO_SESSION)
         patience = self.timeout if self.wait is None else self.wait
         joined = self._wait(_JOIN, NO_SESSION, patience)
-        # The own random number makes the session new. If it is not in there, the entries are of
-        # another run.
+        # Without the own random number, the entries are of another run.
         if joined[self.agent] != self._introduction:
             raise ForgedEntryError(_JOIN, self.agent)
         self._introductions = joined
-        # Agents that were shown different entries have different sessions, and their links do not
-        # open.
+        # Agents that were shown different entries have sessions that do not connect.
         parts = [part for agent, own in joined.items() for part in (agent, own)]
         session = hashlib.sha256(encode_fields("corn session", *parts)).digest()
         addresses: dict[int, Address] = {}
@@ -309,8 +306,7 @@ class Rendezvous:
                 return {
                     a: self._read(entry or b"", topic, a, session) for a, entry in found.items()
                 }
-            # Only while entries are missing. A refusal that comes after the last one is read by
-            # ``agree``.
+            # ``agree`` reads a refusal that comes after the last entry.
             self.check()
             waited = time.monotonic() - began
             if waited > seconds:

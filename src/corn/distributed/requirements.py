@@ -211,19 +211,16 @@ def compose_total(
     """
     own = ledger.expense
     path = ledger_path(keys, agent, fingerprint(plan).hex())
-    # The own ledger is locked by this process and passed in; its file would count the same releases
-    # again.
+    # The own ledger is passed in; its file would count the same releases again.
     history = read_history([keys, *requirements.other_keys], agent, without=path)
-    # Another process may release all that is left of its plan while this run lasts: the limit must
-    # hold even then.
+    # Another process may meanwhile release all that is left of its plan.
     others = [
         replace(one, num_releases=one.terms.budget.num_steps) if record.is_running else one
         for record in history.records
         for one in [record.expense]
     ]
     added = min(num_steps, ledger.remaining)
-    # Losses add up for one unit only. A promise for samples says nothing about an agent's whole
-    # data.
+    # Losses add up for one unit only: one for samples says nothing about an agent's whole data.
     common = common_unit([*others, own])
 
     def compose(*expenses: Expense) -> TotalLoss:

@@ -76,11 +76,6 @@ class Failure:
     message: str = ""
     is_private: bool = False
 
-    def describe_publicly(self, agent: int) -> str:
-        """Return the part of the failure that anyone may read."""
-        hidden = f"agent {agent}: failed, and reported the reason to its owner"
-        return hidden if self.is_private else self.message
-
 
 @dataclass(frozen=True, eq=False)
 class AgentResult:

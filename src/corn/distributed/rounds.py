@@ -143,8 +143,7 @@ class TrainingRounds:
             # Numbers go on through the cool-down, so that no two messages have the same ones.
             number = (cooldown_step or 0) * len(schedule) + k
             self._exchange.start(self._make_header(number, values.nbytes), values)
-            # Drawn while messages travel. If a stop keeps it from being sent, no budget is spent on
-            # it: its step is reserved later.
+            # Drawn while messages travel. Its step is reserved later.
             if k == 0 and cooldown_step is None and self.step + 1 < self._last_step:
                 self._active.noise.prepare(self.step + 1)
             try:
@@ -304,8 +303,7 @@ class TrainingRounds:
             self._stop = replace(self._stop, step=self.step)
             self._is_settled = True
             return
-        # The other end may have given up a link that works here, or leave once it has the last
-        # message of the recovery.
+        # The other end may have given up a link that works here, or leave after the recovery.
         linked = set(own.present) - own.cut_links.keys()
         if unlinked := set(self._exchange.neighbours) - linked:
             self._exchange.finish_sending(_SECONDS_TO_SEND)

@@ -129,8 +129,7 @@ class NoiseHandshake:
         self._peer = {"s": peer_key[:AGREEMENT_KEY_BYTES]}
         self._is_initiator = is_initiator
         self._num_messages = 0
-        # The specification pads a name of at most 32 bytes with zeros instead of hashing it; this
-        # one has 28.
+        # The specification pads a name of at most 32 bytes with zeros instead of hashing it.
         self._h = self._ck = _PROTOCOL.ljust(32, b"\0")
         self._key = b""
         own, peer = identity.public_key[:AGREEMENT_KEY_BYTES], self._peer["s"]
@@ -199,8 +198,7 @@ class _Cipher:
     def __init__(self, key: bytes) -> None:
         self._key = key
         self._aes = AESGCM(key)
-        # The nonce. It never goes back, for a new key either, and keys live no longer than the
-        # channel.
+        # The nonce, which never goes back, for a new key either.
         self._count = 0
 
     def seal(self, data: memoryview, into: memoryview) -> None:
@@ -248,8 +246,7 @@ class Channel:
 
     def receive(self, *, max_bytes: int) -> memoryview:
         """Return the next message; raise ``ChannelClosedError`` or ``TamperedError``."""
-        # One deadline for the whole message: a peer that sends a byte now and then cannot extend
-        # it.
+        # One deadline for the whole message, which a byte now and then does not extend.
         deadline = None if self._seconds is None else time.monotonic() + self._seconds
         header = bytearray(_LENGTH.size)
         self._receive_record(memoryview(header), deadline)
@@ -269,8 +266,7 @@ class Channel:
     def poll(self) -> bool | None:
         """Return whether bytes have arrived, or None if either end has closed the connection."""
         try:
-            # A closed connection is readable and has no bytes. poll, unlike select, has no limit of
-            # 1024 descriptors.
+            # A closed connection is readable and has no bytes. select has a limit of descriptors.
             waiting = select.poll()
             waiting.register(self._socket, select.POLLIN)
             return bool(waiting.poll(0)) and (bool(self._socket.recv(1, socket.MSG_PEEK)) or None)

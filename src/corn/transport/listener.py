@@ -36,8 +36,7 @@ Address = tuple[str, int]
 _MAX_PORT = (1 << 16) - 1
 Handler = Callable[[Channel], None]
 
-# Long enough for a machine under load, and short enough that strangers do not hold places
-# (docs/security.md).
+# Enough for a machine under load, and so little that strangers do not hold places.
 _SECONDS_TO_GREET = 5.0
 _MAX_GREETING = 64
 _BACKLOG = 256
@@ -58,7 +57,6 @@ class UnreachableError(PublicError):
     """
 
     def __init__(self, address: Address, peer: int, timeout: float, *, is_listening: bool) -> None:
-        self.peer = peer
         self.is_listening = is_listening
         where = format_address(address)
         super().__init__(
@@ -94,8 +92,7 @@ class Listener:
         self._greeting: list[socket.socket] = []
         self._proved: set[socket.socket] = set()
         self._served: dict[tuple[Purpose, int], list[Channel]] = {}
-        # The thread of a connection that lost its place needs a moment to end. A flood must not be
-        # faster than they do.
+        # Threads of connections that lost their places need a moment to end, also in a flood.
         self._threads = threading.Semaphore(2 * _MAX_GREETING)
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -130,8 +127,7 @@ class Listener:
             try:
                 connection, _ = listening.accept()
             except OSError:
-                # The listener is closed, or this process has too many open files, of which those
-                # of strangers close soon.
+                # The listener is closed, or this process has too many open files for a moment.
                 time.sleep(_FIRST_PAUSE)
                 continue
             with self._lock:

@@ -24,8 +24,7 @@ from corn.transport.channel import (
 )
 from corn.transport.listener import Address, Listener, UnreachableError
 
-# Limits for an agent of the roster that is damaged or malicious: it must not fill the host's
-# memory.
+# Limits for a damaged or malicious agent: it must not fill the host's memory.
 _MAX_WORD_BYTES = 1 << 21
 _MAX_REQUEST_BYTES = 1 << 22
 _MAX_BYTES_PER_AGENT = _MAX_ANSWER_BYTES = 1 << 26
@@ -53,8 +52,7 @@ class MemoryStore:
     def set(self, key: str, entry: bytes) -> bytes:
         """Write an entry, unless the key has one already; return the entry that it has."""
         with self._changed:
-            # The first entry counts. A repeated request, after a cut connection, finds its own
-            # entry and succeeds.
+            # The first entry counts. A repeated request finds its own entry and succeeds.
             found = self._entries.setdefault(key, entry)
             self._changed.notify_all()
             return found
@@ -112,8 +110,7 @@ class StoreHost:
     def _answer(self, peer: int, request: list[bytes]) -> bytes | None:
         if len(request) == 3 and request[0] == b"set":
             key = request[1].decode(errors="replace")
-            # The peer is proved by the handshake. An honest agent never writes under another's
-            # number, so a refusal closes the connection.
+            # The handshake proves the peer, and an honest one writes under its own number only.
             if not self._may_write(peer, key, len(request[2])):
                 return None
             return self.entries.set(key, request[2])
