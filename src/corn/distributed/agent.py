@@ -78,7 +78,6 @@ from corn.topology import list_connections
 from corn.transport import Link, LinkOpener, open_links
 
 _SECONDS_TO_SEND = 1.0
-_MOST_COLUMNS = 1000
 
 
 def run_agent(
@@ -274,15 +273,11 @@ def run_steps(
             model = f"{problem.task.describe()}; {problem.task.num_parameters} parameters"
             if hasattr(problem.task, "fingerprint"):  # of layers, loss and frozen parameters
                 model += f" ({problem.task.fingerprint().hex()[:16]})"
-            # Of more columns agents compare a hash, which the description of the data has.
-            columns = () if problem.schema is None else problem.schema.features[:_MOST_COLUMNS]
             # Agree. From here on all agents have the same plan, model, settings and nonce.
             hello = Hello(
                 plan=fingerprint(plan).hex(),
                 terms={
-                    # Before the model, whose shape follows from the columns.
-                    **{f"column {name!r}": "yes" for name in columns},
-                    "the data": data,
+                    "the data": data,  # before the model, whose shape follows from its columns
                     "the model": model,
                     "the initial parameters": hashlib.sha256(start.numpy().data).hexdigest()[:16],
                     "the roster of public keys": roster.fingerprint.hex(),

@@ -74,7 +74,7 @@ class Exchange:
         self.membership = membership
         self.timeout = timeout
         self.dtype = dtype
-        self.on_send: Callable[[Header, Tensor], None] | None = None
+        self.on_send: Callable[[Header, Tensor], None] = lambda *_: None
         self.check_call: Callable[[Header], None] = lambda _: None
         self._own: Header | None = None
         self._check: Callable[[Header], None] = lambda _: None
@@ -149,7 +149,7 @@ class Exchange:
 
     def send(self, peers: Iterable[int], header: Header, values: Tensor) -> None:
         """Begin to send a message to some neighbours."""
-        self.note_message(header, values)
+        self.on_send(header, values)
         self.send_piece(peers, header, values, 0)
 
     def send_piece(self, peers: Iterable[int], header: Header, values: Tensor, number: int) -> None:
@@ -189,7 +189,7 @@ class Exchange:
         data = self._read(peer, None, deadline)
         if is_piece(data):
             return decode_piece(data, number, like, sender=peer)
-        return self._decode(peer, data, self._check_recovery)
+        return self._decode(peer, data, self.expect(None))
 
     def _read(self, peer: int, since: float | None, deadline: float) -> memoryview:
         while True:
@@ -281,27 +281,18 @@ class Exchange:
         for peer in self.neighbours:
             self.drop(peer)
 
-    def expect(self, own: Header) -> Callable[[Header], None]:
-        """Return a check that a header is one like the own, or a call for a recovery."""
+    def expect(self, own: Header | None) -> Callable[[Header], None]:
+        """Return a check that a header is one like the own, if any, or a call for a recovery."""
 
         def check(header: Header) -> None:
             if header.attempt:
                 self.check_call(header)
+            elif own is None:
+                raise ProtocolError(f"agent {header.sender} sent no more of its sum")
             else:
                 check_header(header, own)
 
         return check
-
-    def _check_recovery(self, header: Header) -> None:
-        """Raise unless a message that comes in the place of a piece calls for a recovery."""
-        if not header.attempt:
-            raise ProtocolError(f"agent {header.sender} sent no more of its sum")
-        self.check_call(header)
-
-    def note_message(self, header: Header, values: Tensor) -> None:
-        """Show a message to an audit, if there is one."""
-        if self.on_send is not None:
-            self.on_send(header, values)
 
     def _make_note(self) -> bytes:
         """Return for whom this agent waits in a mixing round; nothing outside of one."""

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
-from wsgiref.simple_server import WSGIRequestHandler, make_server
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, ThreadingWSGIServer
@@ -203,7 +203,7 @@ def serving_status(address: tuple[str, int], status: Status) -> Iterator[tuple[s
     try:
         family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
         kind = type("StatusServer", (_StatusServer,), {"address_family": family})
-        server = make_server(*address, answer, kind, _StatusHandler)
+        server: WSGIServer = make_server(*address, answer, kind, _StatusHandler)
     # A port above 65535 overflows; the Unicode error is for a name that no host can have.
     except (OSError, OverflowError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or error

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +22,6 @@ from corn.files import writing_whole
 from corn.learn.metrics import COLUMNS, SHARED_COLUMNS, Row
 from corn.plan import Plan, fingerprint
 
-_CHECKPOINT_NAME = re.compile(r"checkpoint-(\d+)\.corn")
 _HEAD = b"corn checkpoint 4\n"
 _DIGEST_BYTES = 32
 # Names among the tensors of a checkpoint.
@@ -209,16 +207,20 @@ class CheckpointFolder:
 
 def list_checkpoints(folder: Path) -> set[int]:
     """Return the steps after which there is a checkpoint, readable or not."""
-    found = (_CHECKPOINT_NAME.fullmatch(path.name) for path in folder.glob("checkpoint-*.corn"))
-    return {int(match[1]) for match in found if match}
+    return {step for path in folder.glob("checkpoint-*.corn") for step in _find_step(path)}
+
+
+def _find_step(path: Path) -> list[int]:
+    """Return the step in the name of a file, if there is one."""
+    text = path.stem.rpartition("-")[2]
+    return [int(text)] if text.isdecimal() else []
 
 
 def forget_after(folders: Folders, step: int) -> int:
     """Remove checkpoints and models of later steps, which are run anew; return how many files."""
     # Files of both runs side by side would be merged to one table of measurements.
     found = [*folders.private.glob("checkpoint-*.corn"), *folders.shared.glob("models/step-*.bin")]
-    numbers = [(path, path.stem.rpartition("-")[2]) for path in found]
-    later = [path for path, text in numbers if text.isdecimal() and int(text) > step]
+    later = [path for path in found if any(number > step for number in _find_step(path))]
     for path in later:
         path.unlink(missing_ok=True)
     return len(later)

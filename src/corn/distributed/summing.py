@@ -79,14 +79,14 @@ class TreeSum:
                     down = self._membership.sign_model(down) if self._compares else down
                 self._exchange.send_piece(self._children, down, piece, number)
         if self._parent is not None:
-            self._exchange.note_message(up, total)
+            self._exchange.on_send(up, total)
             for number, piece in enumerate(pieces):
                 piece.copy_(self._receive(self._parent, down, piece, number))
                 if number == 0:
                     down = make_header(DOWN)
                     down = replace(down, signature=self._signature) if self._compares else down
                 self._exchange.send_piece(self._children, down, piece, number)
-        self._exchange.note_message(down, total)
+        self._exchange.on_send(down, total)
 
     def _compare_aside(self, own: Header) -> None:
         """Compare models over links that are not of the tree."""

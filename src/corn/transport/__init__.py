@@ -10,10 +10,12 @@ from corn.transport.channel import (
     Channel,
     ChannelClosedError,
     Credentials,
+    Dropout,
+    LinkError,
     Purpose,
     TamperedError,
 )
-from corn.transport.links import Dropout, Link, LinkError, LinkOpener, Traffic, open_links
+from corn.transport.links import Link, LinkOpener, Traffic, open_links
 from corn.transport.listener import Address, Listener, UnreachableError, dial
 from corn.transport.store import MemoryStore, RemoteStore, StoreHost, StoreLostError
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import NamedTuple, final
 
 from cryptography.exceptions import InvalidTag
@@ -70,6 +70,25 @@ class TamperedError(PublicError):
 
 class ChannelClosedError(PublicError):
     """The other end is gone, or the connection is."""
+
+
+class Dropout(StrEnum):
+    """The way in which the loss of a neighbour was noticed, as notes of a run name it."""
+
+    CLOSED = "closed its connection"
+    SILENT = "sent nothing for {seconds:g} s (time-out)"
+    STALLED = "is alive, but its step does not end"
+    TAMPERED = "is no longer linked, as somebody tampered with the connection"
+    MISBEHAVED = "is no longer linked, as it broke the protocol ({error})"
+    DIFFERENT = "is no longer linked, as it has another model"
+
+
+class LinkError(PublicError):
+    """The loss of a neighbour or of the link to it; ``dropout`` says how it was noticed."""
+
+    def __init__(self, message: str, dropout: Dropout = Dropout.CLOSED) -> None:
+        self.dropout = dropout
+        super().__init__(message)
 
 
 @final

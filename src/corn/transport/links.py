@@ -13,13 +13,19 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import final
 
-from corn.errors import PublicError
 from corn.topology import opens_link
-from corn.transport.channel import Channel, ChannelClosedError, Credentials, Purpose, TamperedError
-from corn.transport.listener import Address, Listener, UnreachableError, dial
+from corn.transport.channel import (
+    Channel,
+    ChannelClosedError,
+    Credentials,
+    Dropout,
+    LinkError,
+    Purpose,
+    TamperedError,
+)
+from corn.transport.listener import Address, Listener, dial
 
 # No other message begins like this.
 _HEARTBEAT = b"corn/hbt"
@@ -27,25 +33,6 @@ _HEARTBEAT = b"corn/hbt"
 _MAX_ARRIVED = 32
 # A condition is not woken when another agent refuses at the store, so waits are cut into pieces.
 _SECONDS_BETWEEN_CHECKS = 0.2
-
-
-class Dropout(StrEnum):
-    """The way in which the loss of a neighbour was noticed, as notes of a run name it."""
-
-    CLOSED = "closed its connection"
-    SILENT = "sent nothing for {seconds:g} s (time-out)"
-    STALLED = "is alive, but its step does not end"
-    TAMPERED = "is no longer linked, as somebody tampered with the connection"
-    MISBEHAVED = "is no longer linked, as it broke the protocol ({error})"
-    DIFFERENT = "is no longer linked, as it has another model"
-
-
-class LinkError(PublicError):
-    """The loss of a neighbour or of the link to it; ``dropout`` says how it was noticed."""
-
-    def __init__(self, message: str, dropout: Dropout = Dropout.CLOSED) -> None:
-        self.dropout = dropout
-        super().__init__(message)
 
 
 @dataclass
@@ -248,18 +235,15 @@ class LinkOpener:
         # The address is the other agent's own statement, and may be missing.
         if peer not in self._addresses:
             raise LinkError(f"agent {peer} published no address at which it accepts")
-        try:
-            return dial(
-                self._addresses[peer],
-                own,
-                peer,
-                self._purpose,
-                session=self._session,
-                timeout=timeout,
-                check=check,
-            )
-        except UnreachableError as error:
-            raise LinkError(str(error)) from error
+        return dial(
+            self._addresses[peer],
+            own,
+            peer,
+            self._purpose,
+            session=self._session,
+            timeout=timeout,
+            check=check,
+        )
 
     @property
     def waiting(self) -> frozenset[int]:

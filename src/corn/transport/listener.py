@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import final
 
-from corn.errors import CornError, PublicError
+from corn.errors import CornError
 from corn.parsing import format_address
 from corn.transport.channel import (
     GREETING_BYTES,
@@ -24,6 +24,7 @@ from corn.transport.channel import (
     ChannelClosedError,
     Credentials,
     Greeting,
+    LinkError,
     Purpose,
     TamperedError,
     decode_greeting,
@@ -50,7 +51,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 _SECONDS_TO_CONNECT = 2.0
 
 
-class UnreachableError(PublicError):
+class UnreachableError(LinkError):
     """No channel to an agent could be opened in time.
 
     A program ``is_listening`` at its address without a proof of the agent's key.

@@ -41,7 +41,6 @@ class StoreLostError(PublicError):
         super().__init__("the rendezvous store is gone")
 
 
-@final
 class MemoryStore:
     """A store in this process: entries by key. An entry is written once and never changes."""
 
