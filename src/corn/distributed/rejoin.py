@@ -391,6 +391,10 @@ class Returns:
     def close(self) -> None:
         """Let nobody in any more."""
         self._closed.set()
+        # Whoever asks from now on is answered too.
+        self._run.rendezvous.listener.handle(Purpose.REJOIN, NO_SESSION, _turn_away)
+        for channel in self._callers.take_all():
+            _turn_away(channel)
         self._callers.close()
         # A stop may come before the step of a return that was promised.
         self.cancel()
@@ -406,6 +410,12 @@ def _send(channel: Channel, message: bytes) -> None:
 def _refuse(channel: Channel, reason: str) -> None:
     _send(channel, Welcome(refusal=reason).encode())
     channel.close()
+
+
+def _turn_away(channel: Channel) -> None:
+    # A connection that is closed with unread bytes may lose the answer.
+    _receive(channel, max_bytes=_MAX_REQUEST_BYTES)
+    _refuse(channel, _ENDED)
 
 
 def _receive(channel: Channel, *, max_bytes: int) -> bytes:
