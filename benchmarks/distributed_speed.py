@@ -288,11 +288,9 @@ def meet(agent: int, job: Job, start: Tensor) -> tuple[Rendezvous, Exchange]:
         advertise=None if advertise is None else ("127.0.0.1", advertise),
     )
     limit = message_limit(job.num_agents, job.num_agents**2, start.nbytes)
-    opener = rendezvous.make_link_opener(max_bytes=limit)
+    opener = rendezvous.make_opener(rendezvous.meeting, max_bytes=limit)
     graph = load_network(GRAPHS[job.num_agents]).graph
-    links = open_links(
-        opener, graph.neighbors(agent), timeout=600, check=rendezvous.check_interruption
-    )
+    links = open_links(opener, graph.neighbors(agent), timeout=600, check=rendezvous.check)
     membership = Membership(graph, agent, make_keys(agent, job.num_agents))
     exchange = Exchange(links, membership, dtype=start.dtype, timeout=600)
     return rendezvous, exchange

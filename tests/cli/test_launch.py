@@ -130,28 +130,12 @@ def test_the_batch_size_is_the_plans(corn: Runner, tmp_path: Path) -> None:
     assert "the plan decides this" in " ".join(refused.stderr.split())
 
 
-@pytest.mark.slow
-def test_agents_make_their_plan_together(corn: Runner, tmp_path: Path) -> None:
-    request = tmp_path / "request.json"
-    made = corn(*("plan", "--steps", 10, "--mechanism", "ldp", "--colluders", 0, "--out", request))
-    assert made.exit_code == 0, made.stderr
-    arguments = ["launch", request, "--graph", "ring:3", *TASK, "--out", tmp_path]
-    outcome = corn(*arguments)
-    assert outcome.exit_code == 0, outcome.stderr
-    assert "status complete" in " ".join(outcome.stdout.split())
-    assert (tmp_path / "shared/request.json").exists()
-    assert (tmp_path / "request.keys" / "roster.json").exists()
-    plans = {(tmp_path / f"shared/agent-{agent}/plan.corn").read_bytes() for agent in range(3)}
-    assert len(plans) == 1
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
         ["launch"],
         ["launch", "plan.corn", "--epsilon", "10"],
         ["launch", "plan.corn", "--graph", "ring:3"],
-        ["launch", "request.json"],
         ["launch", "plan.corn", "--on-dropout", "panic"],
     ],
 )
@@ -160,17 +144,15 @@ def test_misuse_exits_with_2(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     save_plan(small_plan("ring:3", 5), tmp_path / "plan.corn")
-    assert corn("plan", "--steps", 5, "--out", "request.json").exit_code == 0
     assert corn(*arguments, *TASK).exit_code == 2
 
 
-def test_a_file_that_is_neither_plan_nor_request_is_one_line(corn: Runner, tmp_path: Path) -> None:
+def test_a_file_that_is_no_plan_is_one_line(corn: Runner, tmp_path: Path) -> None:
     (tmp_path / "list.json").write_text("[]")
-    for options in ([], ["--graph", "ring:3"]):
-        outcome = corn("launch", tmp_path / "list.json", *TASK, *options)
-        assert outcome.exit_code == 1
-        assert outcome.stderr.startswith(f"corn: {tmp_path / 'list.json'}: ")
-        assert outcome.stderr.count("\n") == 1
+    outcome = corn("launch", tmp_path / "list.json", *TASK)
+    assert outcome.exit_code == 1
+    assert outcome.stderr.startswith(f"corn: {tmp_path / 'list.json'}: ")
+    assert outcome.stderr.count("\n") == 1
 
 
 def test_a_status_that_is_no_address_is_one_line(corn: Runner, tmp_path: Path) -> None:
@@ -181,10 +163,11 @@ def test_a_status_that_is_no_address_is_one_line(corn: Runner, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_agents_plan_and_run_exact_sums_together(corn: Runner, tmp_path: Path) -> None:
-    request = tmp_path / "request.json"
-    assert corn("plan", "--mixing", "sum", "--steps", 6, "--out", request).exit_code == 0
-    planned = ["launch", request, "--graph", "path:3"]
+def test_agents_run_exact_sums_together(corn: Runner, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.corn"
+    made = corn("plan", "--mixing", "sum", "--graph", "path:3", "--steps", 6, "--out", plan)
+    assert made.exit_code == 0, made.stderr
+    planned = ["launch", plan]
     folders = ["--keys", tmp_path / "keys", "--out", tmp_path / "run"]
     outcome = corn(*planned, *folders, *TASK)
     assert outcome.exit_code == 0, outcome.stderr

@@ -69,13 +69,14 @@ def test_a_second_ctrl_c_ends_all_processes_and_reports_what_is_kept(
     assert len(closed) == 1
 
 
-def test_there_is_a_line_per_checkpoint(
-    capsys: pytest.CaptureFixture[str],
+def test_progress_is_that_of_the_slowest_agent_that_runs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processes = AgentProcesses({})
-    progress = ProgressLog("the promise", checkpoint_every=100)
+    progress = ProgressLog("the promise")
+    monkeypatch.setattr("corn.distributed.launcher._SECONDS_BETWEEN_LINES", 0)
     with writing_log():
-        for step in (40, 99, 101, 130, 330, 370, 400):
+        for step in (101, 330, 400):
             for agent in range(2):
                 processes.states[agent] = make_state(agent=agent, step=step + agent)
             if step == 400:
@@ -140,7 +141,7 @@ def test_notes_are_listed_once_with_what_was_lost_when() -> None:
         1: done(1, same, lost={2: 39}),
         2: failed(2, KILLED, ("was slow",)),
     }
-    lost = "agent 2: ended by SIGKILL, missed by the others from step 39 on"
+    lost = "agent 2: ended by SIGKILL"
     assert describe_lost(results) == {2: lost}
     assert describe_notes(results) == [
         lost,

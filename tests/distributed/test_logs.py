@@ -31,7 +31,8 @@ def test_a_moved_log_is_made_anew_and_a_missing_folder_is_no_failure(
     folder = tmp_path / "later"
     with writing_log(folder=folder, to_stderr=False):
         log_event(0, "note", "before")
-        folder.mkdir()
+    folder.mkdir()
+    with writing_log(folder=folder, to_stderr=False):
         log_event(0, "note", "first")
         (folder / "log").rename(folder / "log.1")
         log_event(0, "note", "second")

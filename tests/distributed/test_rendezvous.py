@@ -180,7 +180,7 @@ def gather(own: Rendezvous) -> dict[int, bytes]:
     return own._wait("hello", own.meeting.session, 20)
 
 
-class LyingStore:
+class LyingStore(MemoryStore):
     """A store whose host shows one agent other words than were published."""
 
     def __init__(self, store: MemoryStore, lies: dict[str, bytes]) -> None:

@@ -63,7 +63,7 @@ def make_journal(
         stepper=SimpleNamespace(save=dict),
         exchange=SimpleNamespace(
             membership=make_membership(PLAN.network.graph, agent),
-            count_bytes=lambda: 0,
+            traffic={},
         ),
     )
     problem = replace(PROBLEM, public_parts=("test",) if is_public else ())

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from corn.covariance import ThreatModel
 from corn.distributed.recovery import ActivePlan
 from corn.distributed.rounds import TrainingRounds
-from corn.distributed.settings import RunSettings, advise_return
+from corn.distributed.settings import RunSettings
 from corn.learn.schedule import Constant
 from corn.learn.sweep import Interruption
 from tests.oracles.deployed_release import take_half_step
@@ -113,10 +112,3 @@ def test_a_cool_down_gives_news_at_every_step() -> None:
     rounds = TrainingRounds(run, journal, torch.zeros(3))  # type: ignore[arg-type]
     assert list(rounds.run(Interruption())) == []
     assert len(news) == plan.cooldown_steps > 0
-
-
-def test_only_plans_that_let_agents_return_promise_it() -> None:
-    groups = ThreatModel(seeds=((0, 1, 2, 3),), max_colluders=0)
-    assert "--rejoin" in advise_return(small_plan("ring:4", 10, mixing="sum"))
-    assert "--rejoin" not in advise_return(small_plan("ring:4", 10))
-    assert "--rejoin" not in advise_return(small_plan("ring:4", 10, threat=groups))

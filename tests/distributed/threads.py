@@ -11,7 +11,7 @@ from corn.distributed.membership import Membership
 from corn.distributed.messages import NewsKeys
 from corn.distributed.rendezvous import Rendezvous
 from corn.noise import Identity, Roster, generate_identity
-from corn.transport import Address, Credentials, Listener, MemoryStore, Store, StoreHost
+from corn.transport import Address, Credentials, Listener, MemoryStore, RemoteStore, StoreHost
 
 Result = TypeVar("Result")
 
@@ -37,7 +37,7 @@ def make_membership(graph: nx.Graph, agent: int, **options: Any) -> Membership:
 def make_rendezvous(
     agent: int,
     num_agents: int,
-    store: Store,
+    store: MemoryStore | RemoteStore,
     *,
     timeout: float = 20.0,
     wait: float | None = None,

@@ -44,7 +44,7 @@ from corn.distributed.launcher import AgentProcesses
 from corn.distributed.messages import PIECE_BYTES, Header
 from corn.distributed.rejoin import RejoinError, load_addresses
 from corn.distributed.results import AgentResult, StopReason
-from corn.distributed.rounds import LostError, TrainingRounds
+from corn.distributed.rounds import TrainingRounds
 from corn.distributed.settings import AgentConfig
 from corn.distributed.storage import Folders
 from corn.distributed.summing import digest_model
@@ -232,7 +232,7 @@ def run_history(seed: int, folder: Path, mixing: Mixing = "sum") -> Record:
         for number in range(comebacks[agent] + 1):
             try:
                 results[agent] = _train(plan, agent, store, folder, rejoins=number > 0)
-            except (Crash, LostError) as error:
+            except Crash as error:
                 results[agent] = error
             except RejoinError as error:
                 results[agent] = error
@@ -308,7 +308,7 @@ def check(record: Record, results: Sequence[Any], folder: Path, network: Network
             record.events["end"] += 1
             if own.stop.reason not in allowed:
                 problems.append(f"agent {agent} stopped: {own.stop}")
-        elif not isinstance(own, Crash | LostError | RejoinError):
+        elif not isinstance(own, Crash | RejoinError):
             problems.append(f"agent {agent} failed: {own!r}")
     for first, second in network.graph.edges:
         ends = [results[first], results[second]]

@@ -285,7 +285,7 @@ def recording_failures(found: Failures) -> Iterator[None]:
             header = self._own
             assert header is not None
             for peer in stopped.dropouts:
-                found.setdefault((header.sender, peer), header.place)
+                found.setdefault((header.sender, peer), (header.step, header.mixing_round))
             raise
 
     with mock.patch.object(Exchange, "finish", record):
@@ -300,7 +300,7 @@ def repeating_failures(planned: Failures) -> Iterator[None]:
     def repeat(self: Exchange, peer: int, *given: Any, **options: Any) -> Received:
         header = self._own
         assert header is not None
-        if planned.get((header.sender, peer)) == header.place:
+        if planned.get((header.sender, peer)) == (header.step, header.mixing_round):
             raise LinkError("as before")
         return receive(self, peer, *given, **options)
 

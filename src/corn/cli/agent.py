@@ -15,7 +15,6 @@ from corn.cli.learning import LearningOptions, read_consortium, refuse_options_o
 from corn.cli.options import JSON, REQUIRED, argument, in_agents, in_learning, option
 from corn.cli.output import print_json
 from corn.distributed.settings import DropoutPolicy
-from corn.errors import FileFormatError
 from corn.learn.consortium import Consortium
 from corn.noise import load_roster
 from corn.parsing import DEFAULT_PORT, parse_address
@@ -95,13 +94,10 @@ class RunOptions:
         )
 
 
-def read_source(
-    context: typer.Context, path: Path, learning: LearningOptions, needed: str, given: object
-) -> tuple[Plan | distributed.PlanningRequest, Path, Consortium | None]:
-    """Return what a file describes, the plan's file, and the consortium if the file is one.
-
-    ``needed`` is the option that a request for a plan needs, and ``given`` its value.
-    """
+def read_plan(
+    context: typer.Context, path: Path, learning: LearningOptions
+) -> tuple[Plan, Path, Consortium | None]:
+    """Return the plan of a run, its file, and the consortium if the path is that of one."""
     # Before anything is read: the list of classes of private data must not become the model's
     # shape.
     consortium = read_consortium(context, path, learning.data)
@@ -110,21 +106,9 @@ def read_source(
     else:
         consortium.load_plan()
         path = consortium.plan_path
-    source: Plan | distributed.PlanningRequest
-    try:
-        source = load_plan(path)
-    except FileFormatError as error:
-        try:
-            source = distributed.read_request(path)
-        except FileFormatError:
-            raise error from None
-    if isinstance(source, Plan) == (given is not None):
-        kind = "a plan, which decides this: omit the option"
-        if given is None:
-            kind = "a request for a plan, which needs this option"
-        raise typer.BadParameter(f"{path} is {kind}", param_hint=f"--{needed}")
-    refuse_options_of_plan(context, source.budget)
-    return source, path, consortium
+    plan = load_plan(path)
+    refuse_options_of_plan(context, plan.budget)
+    return plan, path, consortium
 
 
 def agent(
@@ -171,13 +155,16 @@ def agent(
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # failures are reported in one line
     if plan.suffix != ".toml":
         learning.require_stated_partition()
-    source, plan, consortium = read_source(context, plan, learning, "neighbours", neighbours)
-    # A request does not say how many agents there are, but all of them have a public key.
-    names = (
-        source.network.agent_names
-        if isinstance(source, Plan)
-        else load_roster(keys / "roster.json").names
-    )
+    source: Path | distributed.PlanningRequest
+    if neighbours is None:
+        made, source, consortium = read_plan(context, plan, learning)
+        names, budget = made.network.agent_names, made.budget
+    else:
+        learning.require_public_classes()
+        source, consortium = distributed.read_request(plan), None
+        refuse_options_of_plan(context, source.budget)
+        # A request does not say how many agents there are, but all of them have a public key.
+        names, budget = load_roster(keys / "roster.json").names, source.budget
     number = look_up_agents(names, [name], argument="--agent")[0]
     if consortium is not None:
         store = store or consortium.store
@@ -189,9 +176,9 @@ def agent(
         raise typer.BadParameter("give HOST:PORT of the rendezvous", param_hint="--store")
     config = distributed.AgentConfig(
         workload=run.make_workload(learning, consortium, names),
-        settings=run.make_settings(learning, source.budget, consortium),
+        settings=run.make_settings(learning, budget, consortium),
         out=out,
-        source=plan if isinstance(source, Plan) else source,
+        source=source,
         neighbours=tuple(look_up_agents(names, neighbours or [], argument="--neighbours")),
         keys=keys,
         agent=number,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import typer
 
 from corn import distributed, learn
-from corn.cli.agent import RunOptions, read_source
+from corn.cli.agent import RunOptions, read_plan
 from corn.cli.learning import MODEL_FILE, LearningOptions, write_run
 from corn.cli.options import JSON, argument, in_agents, option, read_configuration
 from corn.cli.output import (
@@ -22,9 +22,8 @@ from corn.cli.output import (
     print_note,
     print_result,
 )
-from corn.plan import Plan, fingerprint
+from corn.plan import fingerprint
 from corn.privacy.rounding import round_up_range
-from corn.topology import load_network
 
 # Left out of run.json, which is shared: they reveal other runs, folders and hosts of the owner.
 _OWNERS_OPTIONS = ("require", "other_keys", "status")
@@ -32,20 +31,14 @@ _OWNERS_OPTIONS = ("require", "other_keys", "status")
 
 def launch(
     context: typer.Context,
-    plan: Path = argument(
-        "The plan, the consortium file it was made from, or the request for a plan (with --graph) "
-        "that agents make together."
-    ),
+    plan: Path = argument("The plan, or the consortium file it was made from."),
     *,
     learning: LearningOptions,
     run: RunOptions,
     keys: Path | None = in_agents(
         "Folder of keys, ledgers and roster.json; never publish it. Keys are made if it has none. "
-        "(Default: PLAN.keys beside the plan or the request.)",
+        "(Default: PLAN.keys beside the plan.)",
         envvar="CORN_KEYS",
-    ),
-    graph: str | None = in_agents(
-        "The network (for a request only); each agent learns its neighbours in it."
     ),
     out: Path = option(
         "Folder of the run. Publish its folder shared, never private.", default=Path("out/launch")
@@ -54,18 +47,13 @@ def launch(
 ) -> None:
     """Run all agents of a plan as processes on this machine."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # failures are reported in one line
-    source, plan, consortium = read_source(context, plan, learning, "graph", graph)
-    network = None
-    if graph is not None and not isinstance(source, Plan):
-        network = load_network(graph, gossip=source.gossip, mixing=source.mixing)
-    names = (network or cast("Plan", source).network).agent_names
+    source, plan, consortium = read_plan(context, plan, learning)
     launched = distributed.launch(
-        plan if isinstance(source, Plan) else source,
-        run.make_workload(learning, consortium, names),
+        plan,
+        run.make_workload(learning, consortium, source.network.agent_names),
         out=out,
         settings=run.make_settings(learning, source.budget, consortium),
         keys=keys or plan.with_suffix(".keys"),
-        network=network,
         requirements=run.make_requirements(),
         status=run.status_address,
     )

@@ -29,7 +29,7 @@ def status(
         )
     states = [(state, judge_condition(state)) for state in found.values()]
     first = states[0][0]
-    rows = [{**asdict(own), "condition": now.text} for own, now in states]
+    rows = [{**asdict(own), "condition": now} for own, (now, _) in states]
     if json:
         print_json({"agents": rows})
     else:
@@ -50,5 +50,5 @@ def status(
                 f"agents elsewhere, as agent {newest.name(newest.agent)} knows them",
                 [(newest.name(agent), text) for agent, text in others.items()],
             )
-    if any(now.needs_action for _, now in states):
+    if any(needs_action for _, (_, needs_action) in states):
         raise typer.Exit(1)

@@ -1,15 +1,8 @@
 """Agents as processes, each with its own data and keys, linked to its neighbours, nothing central.
 
-- ``run_agent``: one agent in this process, with your own model, loss and data.
-- ``make_private``: the same with your own training loop.
-- ``launch``: all agents of a plan on this machine.
-- ``corn agent``: one agent of a workload in a process of its own.
-
-``settings`` and ``launcher`` lead to ``agent``, which reads from top to bottom. Before the first
-step come ``rendezvous``, ``planning``, ``keyring`` and ``requirements``. A step is in ``rounds``: a
-release of :mod:`corn.learn.step`, then ``exchange`` of ``messages`` or ``summing``. ``membership``,
-``recovery`` and ``rejoin`` are for lost agents. ``journal``, ``storage`` and ``results`` write what
-is kept of a run; ``logs`` and ``status`` show it to operators.
+Begin with ``agent``, which reads from top to bottom: before the first step come ``rendezvous``,
+``planning``, ``keyring`` and ``requirements``; a step is in ``rounds``, with ``exchange`` and
+``summing``; ``membership``, ``recovery`` and ``rejoin`` are for lost agents.
 
 Names are imported when first used, as torch takes seconds.
 """
@@ -61,7 +54,3 @@ def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"corn.distributed.{_MODULES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULES])

@@ -79,7 +79,6 @@ from corn.topology import list_connections
 from corn.transport import Link, LinkOpener, open_links
 
 _SECONDS_TO_SEND = 1.0
-_MOST_COLUMNS = 1000
 
 
 def run_agent(
@@ -229,8 +228,8 @@ def run_steps(
 ) -> Generator[AgentStepper, None, AgentResult]:
     """Run one agent as :func:`run_agent` does; each step yields the stepper once it has begun.
 
-    The caller then has it compute the gradient. All agents agree on ``data``, a description of how
-    the data was partitioned. ``update`` takes the place of step sizes and momentum.
+    The caller then has it compute the gradient. All agents agree on ``data``, a description.
+    ``update`` takes the place of step sizes and momentum.
     """
     agent = rendezvous.agent
     reports = reports or Reports()
@@ -275,15 +274,11 @@ def run_steps(
             model = f"{problem.task.describe()}; {problem.task.num_parameters} parameters"
             if hasattr(problem.task, "fingerprint"):  # of layers, loss and frozen parameters
                 model += f" ({problem.task.fingerprint().hex()[:16]})"
-            # Of more columns agents compare a hash, which the description of the data has.
-            columns = () if problem.schema is None else problem.schema.features[:_MOST_COLUMNS]
             # Agree. From here on all agents have the same plan, model, settings and nonce.
             hello = Hello(
                 plan=fingerprint(plan).hex(),
                 terms={
-                    # Before the model, whose shape follows from the columns.
-                    **{f"column {name!r}": "yes" for name in columns},
-                    "the data": data,
+                    "the data": data,  # before the model, whose shape follows from its columns
                     "the model": model,
                     "the initial parameters": hashlib.sha256(start.numpy().data).hexdigest()[:16],
                     "the roster of public keys": roster.fingerprint.hex(),
@@ -312,8 +307,7 @@ def run_steps(
 
 def digest_data(plan: Plan, agent: int, problem: TrainingProblem) -> bytes | None:
     """Return a digest of the agent's samples if it decides which pass they belong to, else None."""
-    # A loop's samples are in the user's data set, which may draw its items at random: each run of a
-    # loop begins a new pass.
+    # The data set of a user's loop may draw its items at random: each run begins a new pass.
     is_in_passes = plan.budget.of_agent(agent).query.sampling == "passes"
     return problem.digest() if is_in_passes and not isinstance(problem.task, UserModel) else None
 
@@ -351,11 +345,7 @@ def prepare_work(
 
 @dataclass(eq=False)
 class AgentRun:
-    """One agent's run of a plan, which ``begin`` or ``return_to_others`` starts.
-
-    Nothing is released before ``train``: all checks that can refuse come before, so a refusal costs
-    no budget.
-    """
+    """One agent's run of a plan. Nothing is released before ``train``: refusals cost no budget."""
 
     plan: Plan
     settings: RunSettings
@@ -403,7 +393,7 @@ class AgentRun:
         # A store that answered agents differently would lead them to different agreements.
         digest = hashlib.sha256(repr(agreement).encode()).hexdigest()
         # The place where neighbours connect is open before any of them does.
-        opener = rendezvous.make_link_opener(max_bytes=self.max_bytes)
+        opener = rendezvous.make_opener(rendezvous.meeting, max_bytes=self.max_bytes)
         self.opened.callback(opener.close)
         # Nobody waits for the link of an agent that did not agree.
         rendezvous.agree("linking", digest)
@@ -437,12 +427,10 @@ class AgentRun:
         # any step that it has ever reserved, so no noise repeats whatever they name.
         ledger.join_run(step)
         rendezvous.adopt(Meeting(bytes.fromhex(welcome.session), addresses))
-        left = welcome.last_step - step
         self.agreement = Agreement(
             nonce=bytes.fromhex(welcome.nonce),
             first_step=step,
-            max_steps=min(left, ledger.remaining),
-            scarce=self.agent if ledger.remaining < left else None,
+            max_steps=min(welcome.last_step - step, ledger.remaining),
         )
         save_addresses(self.folders.private, rendezvous.meeting, rendezvous.bound)
         membership = self._make_membership()
@@ -514,8 +502,7 @@ class AgentRun:
         if reports.on_message is not None:
             exchange.on_send = partial(reports.on_message, self.agreement.nonce)
         journal = Journal(self, problem, parts, reports.on_state)
-        # After the agreement: the step from which all continue is not known before, and later files
-        # are removed.
+        # After the agreement on the step from which all continue, as later files are removed.
         parameters, earlier = self._restore(journal)
         self._note_ledger(journal)
         for text in private_notes:
@@ -576,11 +563,10 @@ class AgentRun:
         """Note how a ledger shortens the run."""
         total = self.settings.steps_of(self.plan)
         if self.last_step < total:
-            # An agent that returns learns when the run ends, but not for whose sake.
-            scarce = self.agreement.scarce
-            who = "some agent" if scarce is None else f"agent {scarce}"
-            why = f"{who}'s ledger allows {self.agreement.max_steps} more releases"
-            journal.note(f"the run ends at step {self.last_step} of {total}: {why}")
+            journal.note(
+                f"the run ends at step {self.last_step} of {total}: some agent's ledger allows "
+                f"{self.agreement.max_steps} more releases"
+            )
         if skipped := self.ledger.num_skipped:
             # Privately, as it tells that the data changed.
             journal.note_privately(

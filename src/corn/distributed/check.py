@@ -1,9 +1,4 @@
-"""Checks of one site before anything is released: data, plan, keys, ledger and connections.
-
-Each finding has a text for everybody and one for the owner. What is shared has no number that
-depends on data: other sites learn whether the file can be used, as they would at the start of a
-run.
-"""
+"""Checks of one site before anything is released: data, plan, keys, ledger and connections."""
 
 from __future__ import annotations
 
@@ -39,8 +34,8 @@ _CONNECT_SECONDS = 3.0
 class Finding:
     """The result of one check: a ``problem`` would stop the run.
 
-    ``text`` is for all sites: nothing in it depends on data beyond whether the run can start.
-    ``private`` is for the owner alone.
+    ``text`` is for all sites, and tells of the data only whether it can be used; ``private`` is for
+    the owner alone.
     """
 
     name: str
@@ -51,11 +46,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class SiteReport:
-    """The findings at one site, and the fingerprints that all sites must have in common.
-
-    Fingerprints are empty without a plan or a roster. ``version`` is that of CorN and Python, and
-    ``time`` that of the site's clock, UTC.
-    """
+    """The findings at one site, and the fingerprints that all sites must have in common, if any."""
 
     site: str
     consortium: str
@@ -114,8 +105,7 @@ def check_site(
 ) -> SiteReport:
     """Check one site; nothing is released or recorded.
 
-    ``wait`` keeps the site's port open for so many seconds, and tries others for as long, so that
-    sites that check at the same time reach each other.
+    The port stays open for ``wait`` seconds, so that sites that check together reach each other.
     """
     findings = [_check_data(consortium, agent, data)]
     plan, found = _check_plan(consortium)

@@ -1,13 +1,11 @@
 """Exchange of messages: one to and from every neighbour per mixing round, all at the same time.
 
-A neighbour may send anything: every message is checked here, and one that breaks a rule costs its
-sender the link to this agent, as if it were lost.
+Every message is checked here: one that breaks a rule costs its sender the link to this agent.
 
-An agent that waits for a slow neighbour is not slow itself. So an agent that has sent nothing for a
-third of the time-out sends a *heartbeat*, and its neighbours keep waiting. One that sends nothing
-but heartbeats is lost too, after n + 1 time-outs. In a mixing round those that wait for its
-neighbours must not lose patience first. So heartbeats say for whom their sender waits, with the
-signed waits of all agents behind it, and each of them is worth a time-out.
+An agent that has sent nothing for a third of the time-out sends a *heartbeat*, and its neighbours
+keep waiting; after n + 1 time-outs without anything else it is lost too. In a mixing round those
+that wait for its neighbours must not lose patience first: heartbeats carry the signed waits of all
+agents behind their sender, and each of them is worth a time-out.
 """
 
 from __future__ import annotations
@@ -35,16 +33,9 @@ from corn.distributed.messages import (
 )
 from corn.transport import Dropout, Link, LinkError, Traffic
 
-SUSPENDED_SHARE = 0.5
-"""The share of the time-out after which an agent that was suspended may have been declared lost:
-its neighbours' waits before and after the pause are up to half a time-out late."""
-
 _HEARTBEATS_PER_TIMEOUT = 3
 # Bounded, as a neighbour that hangs would otherwise keep this agent from ending.
 _SECONDS_TO_PART = 2.0
-# Two messages of a neighbour may have been under way before a pause; a third one shows that it
-# still takes this agent for alive.
-_PROOF_OF_LIFE = 3
 
 
 class Received(NamedTuple):
@@ -55,10 +46,7 @@ class Received(NamedTuple):
 
 
 class StepStopped(Exception):  # noqa: N818 - an outcome, not an error
-    """The step cannot be completed.
-
-    ``dropouts`` has the neighbours that are lost, and how; none if one called for a recovery.
-    """
+    """The step cannot be completed: ``dropouts`` are lost, or a neighbour calls for a recovery."""
 
     def __init__(self, dropouts: Mapping[int, LinkError] | None = None) -> None:
         self.dropouts = dropouts or {}
@@ -69,10 +57,9 @@ class StepStopped(Exception):  # noqa: N818 - an outcome, not an error
 class Exchange:
     """Messages to and from all neighbours, in two halves between which an agent can compute.
 
-    A neighbour is lost after ``timeout`` seconds without a message. ``dtype`` is the type of the
-    numbers in messages: integers of sums, which may be under way in pieces, or floats of models.
-    ``on_send`` gets every message once all its numbers are known, for audits. ``check_call`` raises
-    ``ProtocolError`` for a false call for a recovery.
+    Messages have numbers of ``dtype``: integers of sums, or floats of models. ``on_send`` gets
+    every message, for audits. ``check_call`` raises ``ProtocolError`` for a false call for a
+    recovery.
     """
 
     def __init__(
@@ -87,7 +74,7 @@ class Exchange:
         self.membership = membership
         self.timeout = timeout
         self.dtype = dtype
-        self.on_send: Callable[[Header, Tensor], None] | None = None
+        self.on_send: Callable[[Header, Tensor], None] = lambda *_: None
         self.check_call: Callable[[Header], None] = lambda _: None
         self._own: Header | None = None
         self._check: Callable[[Header], None] = lambda _: None
@@ -97,9 +84,7 @@ class Exchange:
         self._closed: dict[int, Traffic] = {}
         # The lock keeps heartbeats from being sent over a link that is being closed.
         self._lock = threading.RLock()
-        self._last_sent = time.monotonic()
-        self._last_check = self._began = self._last_sent
-        self._exchanges_since_pause = _PROOF_OF_LIFE
+        self._began = self._last_sent = time.monotonic()
         self._ended = threading.Event()
         self._heart = threading.Thread(target=self._send_heartbeats, daemon=True)
         self._heart.start()
@@ -108,12 +93,6 @@ class Exchange:
     def neighbours(self) -> tuple[int, ...]:
         """Neighbours that are still linked."""
         return tuple(sorted(self._links))
-
-    @property
-    def was_suspended(self) -> bool:
-        """Whether this process was suspended so long that it may have been declared lost."""
-        self._check_clock()  # after a pause this thread may run before the heartbeat's does
-        return self._exchanges_since_pause < _PROOF_OF_LIFE
 
     @property
     def patience(self) -> float:
@@ -129,10 +108,6 @@ class Exchange:
             found[peer] = found.get(peer, Traffic()).add(link.traffic)
         return found
 
-    def count_bytes(self) -> int:
-        """Return how many bytes were sent."""
-        return sum(each.bytes_sent for each in self.traffic.values())
-
     def start(self, header: Header, parameters: Tensor) -> None:
         """Begin to send to every neighbour; links receive all the time."""
         self._own = header
@@ -143,8 +118,7 @@ class Exchange:
     def finish(self, number: int = 0) -> dict[int, Tensor]:
         """Return the parameters of every neighbour; ``number`` is the round's, over all steps.
 
-        Raise ``StepStopped`` if neighbours were lost, and are none any more, or one calls for a
-        recovery.
+        Raise ``StepStopped`` if neighbours were lost, or one calls for a recovery.
         """
         received: dict[int, Tensor] = {}
         dropouts: dict[int, LinkError] = {}
@@ -169,15 +143,13 @@ class Exchange:
                 self.drop(peer)
             finally:
                 self._awaited = None
-        # An exchange with a dropout proves nothing: the others may have dropped this agent.
         if dropouts or is_called:
             raise StepStopped(dropouts)
-        self.note_exchange()
         return received
 
     def send(self, peers: Iterable[int], header: Header, values: Tensor) -> None:
         """Begin to send a message to some neighbours."""
-        self.note_message(header, values)
+        self.on_send(header, values)
         self.send_piece(peers, header, values, 0)
 
     def send_piece(self, peers: Iterable[int], header: Header, values: Tensor, number: int) -> None:
@@ -196,12 +168,10 @@ class Exchange:
         deadline: float,
         since: float | None = None,
     ) -> Received:
-        """Return the next message of a neighbour, or raise ``LinkError``.
+        """Return a neighbour's next message, or first piece of a sum, or raise ``LinkError``.
 
-        Of a sum in pieces, that is the first; pieces of one that was given up are skipped.
-        ``check`` raises ``ProtocolError`` unless a header is one that it may send now. The
-        neighbour's silence counts ``since`` a time of the monotonic clock, by default from now;
-        heartbeats extend the wait until ``deadline``.
+        ``check`` raises ``ProtocolError`` unless its header may come now. Silence counts ``since``
+        a time, by default from now; heartbeats extend the wait until ``deadline``.
         """
         if peer in self._put_back:
             found = self._put_back.pop(peer)
@@ -219,7 +189,7 @@ class Exchange:
         data = self._read(peer, None, deadline)
         if is_piece(data):
             return decode_piece(data, number, like, sender=peer)
-        return self._decode(peer, data, self._check_recovery)
+        return self._decode(peer, data, self.expect(None))
 
     def _read(self, peer: int, since: float | None, deadline: float) -> memoryview:
         while True:
@@ -279,11 +249,6 @@ class Exchange:
             with suppress(LinkError):  # the neighbour is gone, or takes no messages
                 link.wait_sent(seconds)
 
-    def note_exchange(self) -> None:
-        """Note that all neighbours of a step have answered: they take this agent for alive."""
-        with self._lock:
-            self._exchanges_since_pause += 1
-
     def add(self, peer: int, link: Link) -> None:
         """Exchange messages with one more neighbour from the next round on."""
         with self._lock:
@@ -316,34 +281,18 @@ class Exchange:
         for peer in self.neighbours:
             self.drop(peer)
 
-    def expect(self, own: Header) -> Callable[[Header], None]:
-        """Return a check that a header is one like the own, or a call for a recovery."""
+    def expect(self, own: Header | None) -> Callable[[Header], None]:
+        """Return a check that a header is one like the own, if any, or a call for a recovery."""
 
         def check(header: Header) -> None:
             if header.attempt:
                 self.check_call(header)
+            elif own is None:
+                raise ProtocolError(f"agent {header.sender} sent no more of its sum")
             else:
                 check_header(header, own)
 
         return check
-
-    def _check_recovery(self, header: Header) -> None:
-        """Raise unless a message that comes in the place of a piece calls for a recovery."""
-        if not header.attempt:
-            raise ProtocolError(f"agent {header.sender} sent no more of its sum")
-        self.check_call(header)
-
-    def note_message(self, header: Header, values: Tensor) -> None:
-        """Show a message to an audit, if there is one."""
-        if self.on_send is not None:
-            self.on_send(header, values)
-
-    def _check_clock(self) -> None:
-        """Notice that this process was suspended, as the clock was not checked for so long."""
-        with self._lock:
-            self._last_check, before = time.monotonic(), self._last_check
-            if self._last_check - before > SUSPENDED_SHARE * self.timeout:
-                self._exchanges_since_pause = 0
 
     def _make_note(self) -> bytes:
         """Return for whom this agent waits in a mixing round; nothing outside of one."""
@@ -358,7 +307,6 @@ class Exchange:
         # A thread of its own, as the agent may compute or wait for longer than the time-out.
         pause = self.timeout / _HEARTBEATS_PER_TIMEOUT
         while not self._ended.wait(pause / 2):
-            self._check_clock()
             with self._lock:
                 # Messages are signs of life too. Heartbeats fill the gaps only.
                 if time.monotonic() - self._last_sent < pause:

@@ -1,8 +1,7 @@
 """Journal of an agent's run: measurements, notes, checkpoints, its state, and the ε spent.
 
-Measurements have the columns of a simulation. Models are public, as every message is, and so is
-everything computed from them and public data. The promise does not cover measurements on the
-agent's own data: those go to the agent's private folder.
+Models are public, and so is everything computed from them and public data. Measurements on the
+agent's own data go to its private folder: the promise does not cover them.
 """
 
 from __future__ import annotations
@@ -50,8 +49,7 @@ _SECONDS_BETWEEN_FILES = 1.0
 class Reports:
     """Callbacks for news of a run while it lasts, and the request to stop it.
 
-    States come at most ten times a second. The open ledger, to read, comes before the first
-    release. Messages come with the nonce of the run, for audits; they cost a call per mixing round.
+    The open ledger, to read, comes before the first release. Messages come with the run's nonce.
     """
 
     interruption: Interruption | None = None
@@ -183,7 +181,13 @@ class Journal:
             )
         self._measure(step, parameters, statistics)
         self._save(step, parameters)
-        self._save_model(parameters)
+        # With names, preprocessing and promise, if its task predicts.
+        promise = ModelPromise.of_plan(self._plan, simulation=self._problem.simulation)
+        model = TrainedModel.from_problem(self._problem, parameters, promise)
+        folders = self._run.folders
+        if model is not None and folders is not None and self._saves:
+            with naming_failure(folders.shared):
+                model.save(folders.shared / MODEL_FILE)
         state = self._report(status.value)
         log_event(state.agent, "end", f"{status}: {state.describe()}")
 
@@ -241,15 +245,6 @@ class Journal:
                 step, parameters, self._num_releases, run.stepper.save(), num_kept=self._num_kept
             )
 
-    def _save_model(self, parameters: Tensor) -> None:
-        """Write the final model with names, preprocessing and promise, if its task predicts."""
-        promise = ModelPromise.of_plan(self._plan, simulation=self._problem.simulation)
-        model = TrainedModel.from_problem(self._problem, parameters, promise)
-        folders = self._run.folders
-        if model is not None and folders is not None and self._saves:
-            with naming_failure(folders.shared):
-                model.save(folders.shared / MODEL_FILE)
-
     def _report(self, phase: str) -> AgentState:
         """Return the present state, pass it on, and write it to its file if that is due."""
         row: Row = self.rows[-1] if self.rows else dict.fromkeys(COLUMNS, math.nan)
@@ -279,7 +274,7 @@ class Journal:
             releases_left=run.ledger.remaining,
             neighbours=tuple(sorted(set(planned) - lost.keys() - cut_links.keys())),
             lost={str(agent): when for agent, when in lost.items()},
-            bytes_sent=exchange.count_bytes(),
+            bytes_sent=sum(each.bytes_sent for each in exchange.traffic.values()),
             steps_per_minute=(self._step - run.first_step) / minutes if minutes else 0.0,
             test_loss=loss if math.isfinite(loss) else None,
             plan=self._fingerprint,

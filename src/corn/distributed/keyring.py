@@ -1,8 +1,7 @@
 """Keys of an agent for a run: their files, the release ledger, seeds of groups.
 
-``DIR/agent-3.key`` and ``DIR/roster.json`` are made by ``corn keys``. The release ledger lies
-beside the key, not beside results: a second run of the same plan with the same key must find what
-was released before, and keys and nonces are not published with results.
+The ledger lies beside the key, not beside results: a second run of the same plan with the same key
+must find what was released before.
 """
 
 from __future__ import annotations
@@ -40,10 +39,7 @@ from corn.transport import Credentials
 
 
 def require_private_keys(folder: Path, agent: int) -> None:
-    """Raise unless only the owner can use the folder of keys, and the agent's key and ledgers.
-
-    A ledger contains the nonces of runs, and nonces and keys together reproduce the noise.
-    """
+    """Raise unless only the owner can use the folder of keys, and the agent's key and ledgers."""
     require_private(folder)
     for path in (folder / f"agent-{agent}.key", *folder.glob(f"agent-{agent}-*.ledger")):
         require_private(path)
@@ -55,10 +51,9 @@ def make_source(
     members: tuple[int, ...],
     group_seeds: Mapping[int, Secret] | None = None,
 ) -> SecureSource:
-    """Return the noise source of an agent under a plan for ``members``.
+    """Return the noise source of an agent under a plan for ``members``, by their roster's numbers.
 
-    The plan numbers its agents from 0 in the order of ``members``, which are the numbers that they
-    have in the roster. ``group_seeds`` are those of groups of three and more, by their numbers.
+    ``group_seeds`` are those of groups of three and more.
     """
     # Keys depend on the plan's fingerprint: under a new plan for survivors all streams are new,
     # though the nonce of the run stays.
@@ -78,8 +73,8 @@ def load_credentials(
 ) -> Credentials:
     """Return an agent's identity and all public keys, checked against each other.
 
-    The agent is a number, or a name of the roster. The roster must be the one that the key was used
-    with before, or follow from it: the key remembers it, unless ``pins`` is False.
+    The roster must be the one that the key was used with before, or follow from it, unless ``pins``
+    is False.
     """
     folder = Path(folder)
     if isinstance(agent, str):
@@ -96,8 +91,7 @@ def load_credentials(
         raise FileFormatError(
             f"{folder / 'roster.json'}: of {roster.num_agents} agents, the plan has {num_agents}"
         )
-    # With another agent's key the pair keys would not match those of the neighbours, and shared
-    # noise would not cancel.
+    # With another agent's key the pair keys would not match, and noise would not cancel.
     credentials = Credentials(agent, identity, roster)
     # After the check of the key, so that a wrong roster is never remembered as the right one.
     if pins:
@@ -132,8 +126,7 @@ def open_ledger(
         continues=continues,
     )
     try:
-        # After the ledger is there, or a crash in between would look like a lost ledger; and before
-        # anything is released.
+        # After the ledger is there, or a crash would look like a lost one; before any release.
         record_use(key, plan_fingerprint)
     except BaseException:
         ledger.close()
@@ -142,10 +135,7 @@ def open_ledger(
 
 
 def make_keys(folder: Path, num_agents: int, names: Sequence[str] = ()) -> bool:
-    """Make the keys of all agents for a run on one machine, if there are none; return if made.
-
-    The roster gets ``names``, where they are given.
-    """
+    """Make the keys of all agents for a run on one machine, if there are none; return if made."""
     roster = folder / "roster.json"
     # Existing keys are never replaced: others may hold the roster that belongs to them.
     if roster.exists():
@@ -159,8 +149,7 @@ def make_keys(folder: Path, num_agents: int, names: Sequence[str] = ()) -> bool:
     identities = [generate_identity() for _ in range(num_agents)]
     for agent, identity in enumerate(identities):
         save_identity(identity, folder / f"agent-{agent}.key")
-    # Last, as its presence means that all keys are there: after a crash before it no run begins
-    # with half of them.
+    # Last, as its presence means that all keys are there, even after a crash.
     sites = tuple(Site(name=name) for name in names)
     save_roster(Roster(tuple(own.public_key for own in identities), sites=sites), roster)
     return True
@@ -169,8 +158,7 @@ def make_keys(folder: Path, num_agents: int, names: Sequence[str] = ()) -> bool:
 def share_group_seeds(rendezvous: Rendezvous, plan: Plan, *, run_nonce: bytes) -> dict[int, Secret]:
     """Return the seeds of the groups of three and more that this agent is in, new in each run.
 
-    The lowest member of a group makes its seed and seals it to each other member, so that nobody
-    else reads it. Pairs need no message: their seeds follow from their keys.
+    The lowest member of a group makes its seed and seals it to each other member.
     """
     agent = rendezvous.agent
     groups = {

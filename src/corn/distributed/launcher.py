@@ -31,11 +31,9 @@ from corn.distributed.journal import Reports
 from corn.distributed.keyring import load_credentials, make_keys
 from corn.distributed.logs import LAST_EVENT, log_event, writing_log
 from corn.distributed.membership import name_agents
-from corn.distributed.planning import PlanningRequest
 from corn.distributed.rendezvous import RefusalError, is_public
 from corn.distributed.requirements import Requirements
 from corn.distributed.results import AgentResult, Failure, FailureKind, RunStatus, judge_status
-from corn.distributed.rounds import LostError
 from corn.distributed.settings import AgentConfig, RunSettings
 from corn.distributed.status import (
     FAILED,
@@ -46,7 +44,7 @@ from corn.distributed.status import (
     write_state,
 )
 from corn.distributed.storage import Folders, make_folders, read_model, read_rows
-from corn.errors import CornError, InvalidArgumentError, StoppedByUserError
+from corn.errors import CornError, StoppedByUserError
 from corn.learn.mechanism import Mechanism, Trial
 from corn.learn.metrics import Result, Row, measure
 from corn.learn.problem import SweepSettings, TrainingProblem
@@ -55,7 +53,6 @@ from corn.learn.workloads import ProblemSource
 from corn.parsing import format_address
 from corn.plan import Plan, load_plan
 from corn.threads import limit_threads
-from corn.topology import Network
 from corn.topology.graphs import add_names
 from corn.transport import StoreHost, StoreLostError
 from corn.version import __version__
@@ -149,8 +146,6 @@ def run_child(connection: Connection, config: AgentConfig) -> None:
             kind = "interrupted"
         elif isinstance(error, RefusalError | StoreLostError):
             kind = "followed"
-        elif isinstance(error, LostError):
-            kind = "lost"
         failure = Failure(kind, str(error), is_private=not is_public(error))
         _report(connection, AgentResult(config.agent, RunStatus.FAILED, failure=failure))
         sys.exit(1)
@@ -192,7 +187,7 @@ def listen_for_signals() -> Interruption:
     """Handle signals to an agent that runs by itself; call it from the main thread.
 
     The first SIGINT or SIGTERM requests a stop together with the others, a second one ends this
-    process. That loses nothing: an agent may be killed at any time.
+    process, which loses nothing.
     """
     interruption = Interruption()
     began = 0.0
@@ -203,8 +198,7 @@ def listen_for_signals() -> Interruption:
             interruption.requested = True
             began = time.monotonic()
         elif time.monotonic() > began + _SECONDS_OF_ONE_REQUEST:
-            # Without cleaning up, as other threads may hold locks. The ledger has reserved all that
-            # was sent.
+            # Without cleaning up, as threads may hold locks. The ledger has all that was sent.
             os._exit(128 + number)
 
     for number in _HANDLED_SIGNALS:
@@ -268,8 +262,8 @@ class AgentProcesses:
         ours, theirs = context.Pipe()
         process = context.Process(target=run_child, args=(theirs, config), daemon=True)
         process.start()
-        theirs.close()
         # Only the child holds its end now, so that this end reports when the child is gone.
+        theirs.close()
         self._processes[agent] = process
         self._connections[agent] = ours
 
@@ -282,8 +276,7 @@ class AgentProcesses:
                 # The pipe closes a moment before the exit code is known.
                 self._processes[agent].join(_SECONDS_TO_END)
                 code = self._processes[agent].exitcode or 0
-                # multiprocessing reports the number of a signal with a minus. Real-time signals
-                # have no name.
+                # A signal's number comes with a minus. Real-time signals have no name.
                 names = {-own.value: own.name for own in signal.Signals}
                 how = f"ended without a report (exit code {code})"
                 if code < 0:
@@ -300,11 +293,7 @@ class AgentProcesses:
         self.results[agent] = AgentResult(agent, RunStatus.FAILED, failure=failure)
 
     def _end_suspended(self) -> None:
-        """End suspended processes, which cannot end by themselves, once they have been lost.
-
-        While others run, the time-out of their neighbours decides. All that are left may also be
-        suspended together, as a laptop's processes are, and wake up again.
-        """
+        """End suspended processes, once no other is left to time them out."""
         left = [agent for agent in self._configs if agent not in self.results]
         if not left or not all(is_suspended(self._processes[agent].pid) for agent in left):
             self._all_suspended_at = math.inf
@@ -360,16 +349,14 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 @final
 class ProgressLog:
-    """Log lines of the progress of all agents; the first has ``promise``."""
+    """Log lines of the progress of all agents, the first of which has ``promise``."""
 
-    def __init__(self, promise: str, *, checkpoint_every: int) -> None:
+    def __init__(self, promise: str) -> None:
         self._promise = promise
-        self._checkpoint_every = checkpoint_every
         self._last_line = time.monotonic()
-        self._logged_step = 0
 
     def update(self, processes: AgentProcesses) -> None:
-        """Log one line when the slowest agent that runs passes a checkpoint, or takes long."""
+        """Log one line every few seconds."""
         states = processes.states
         running = [own for agent, own in states.items() if agent not in processes.results]
         if not running:
@@ -378,14 +365,10 @@ class ProgressLog:
         if self._promise:
             log_event(None, "start", self._promise)
             self._promise = ""
-        slowest = min(running, key=lambda own: own.step)
-        now = time.monotonic()
-        # A launch that resumes begins at a later step.
-        reached = slowest.step - slowest.step % self._checkpoint_every
-        if reached <= self._logged_step and now < self._last_line + _SECONDS_BETWEEN_LINES:
+        if time.monotonic() < self._last_line + _SECONDS_BETWEEN_LINES:
             return
-        self._logged_step = reached
-        self._last_line = now
+        self._last_line = time.monotonic()
+        slowest = min(running, key=lambda own: own.step)
         state = replace(
             slowest,
             epsilon=max(own.epsilon for own in running),
@@ -409,26 +392,14 @@ def raise_common_failure(results: Mapping[int, AgentResult]) -> None:
     raise (StoppedByUserError if is_stopped else CornError)(failure.message)
 
 
-def find_missed(results: Mapping[int, AgentResult]) -> dict[int, int]:
-    """Return the agents that others lost, each with the earliest step."""
-    # Agents notice a loss at different steps when the lost one had sent to some and not to others.
-    missed: dict[int, int] = {}
-    for own in results.values():
-        for agent, step in own.lost.items():
-            missed[agent] = min(step, missed.get(agent, step))
-    return missed
-
-
 def describe_lost(results: Mapping[int, AgentResult]) -> dict[int, str]:
-    """Return why each agent without a result has none, and since when; anyone may read it."""
-    missed = find_missed(results)
-    lost = {}
-    for agent, own in sorted(results.items()):
-        if own.failure is not None:
-            lost[agent] = own.failure.describe_publicly(agent)
-            if agent in missed:
-                lost[agent] += f", missed by the others from step {missed[agent]} on"
-    return lost
+    """Return why each agent without a result has none; anyone may read it."""
+    failed = {agent: own.failure for agent, own in sorted(results.items()) if own.failure}
+    hidden = "failed, and reported the reason to its owner"
+    return {
+        agent: f"agent {agent}: {hidden}" if failure.is_private else failure.message
+        for agent, failure in failed.items()
+    }
 
 
 def describe_notes(results: Mapping[int, AgentResult]) -> list[str]:
@@ -455,8 +426,7 @@ def merge_results(
 ) -> Result:
     """Measure the models that agents shared on public data, as a simulation would.
 
-    Nothing private is read. A step's row is of the agents that have measured it: those that were
-    lost count until then. ε is that of the agent that spent most, by its ledger.
+    A step's row is of the agents that measured it, with the ε of the one that spent most.
     """
     names = plan.network.agent_names
     folders = {agent: run.of_agent(agent) for agent in sorted(results)}
@@ -531,7 +501,7 @@ class LaunchResult:
 
     @property
     def lost(self) -> dict[int, str]:
-        """The agents without a result, why, and since which step."""
+        """The agents without a result, and why."""
         names = self.plan.network.agent_names
         return {a: add_names(text, names) for a, text in describe_lost(self.agents).items()}
 
@@ -539,7 +509,7 @@ class LaunchResult:
     def status(self) -> RunStatus:
         """The status of the run: all steps without all agents are ``partial``."""
         # An agent that was cut off has a result, but the others lost it.
-        missing = [*self.lost, *find_missed(self.agents)]
+        missing = {*self.lost}.union(*(own.lost for own in self.agents.values()))
         return judge_status(all_steps=self.measured.status == "complete", lost=missing)
 
     @property
@@ -555,26 +525,23 @@ class LaunchResult:
 
 
 def launch(
-    source: Path | PlanningRequest,
+    source: Path,
     workload: ProblemSource,
     *,
     out: Path,
     settings: RunSettings,
     keys: Path,
-    network: Network | None = None,
     requirements: Requirements | None = None,
     status: tuple[str, int] | None = None,
 ) -> LaunchResult:
     """Start agents, wait for them, and merge their measurements.
 
     Args:
-        source: a plan's file; or a request for a plan that the agents make together, each of them
-            knowing only its neighbours in ``network``.
+        source: a plan's file.
         workload: the data and the model to train.
         out: a folder; ``shared`` in it may be published, ``private`` is for the owners of data.
         settings: the settings of the run.
         keys: the folder of keys and ledgers. Keys are made for all agents if it has none.
-        network: the links between agents, where they plan together.
         requirements: the owner's requirements of the plan and of all releases of each agent's data.
         status: address and port of status servers. Agent i serves its status at the port plus i.
 
@@ -583,27 +550,21 @@ def launch(
         StoppedByUserError: a person stopped all agents before the first step, or twice.
     """
     required = requirements or Requirements()
-    promised = load_plan(source) if isinstance(source, Path) else source
-    plan = promised if isinstance(promised, Plan) else None
-    known = network if plan is None else plan.network
-    if known is None:
-        raise InvalidArgumentError("network must be given where agents plan together, found None")
-    agents = range(known.num_agents)
+    plan = load_plan(source)
+    agents = range(plan.num_agents)
     # Once for each promise: under Poisson sampling a check takes a second.
-    for agent in {promised.budget.of_agent(each): each for each in agents}.values():
-        required.check(promised, agent)
+    for agent in {plan.budget.of_agent(each): each for each in agents}.values():
+        required.check(plan, agent)
     # Everything that can fail for a wrong argument has been checked; from here on files are made.
-    names = tuple(known.agent_names) if known.has_names else ()
-    made_keys = make_keys(keys, known.num_agents, names)
+    names = tuple(plan.network.agent_names) if plan.network.has_names else ()
+    made_keys = make_keys(keys, plan.num_agents, names)
     # An agent without its key could not even tell the others, which would wait for it.
-    credentials = [load_credentials(keys, agent, known.num_agents) for agent in agents]
+    credentials = [load_credentials(keys, agent, plan.num_agents) for agent in agents]
     folders = Folders.of_run(out)
     folders.make()
-    if isinstance(source, PlanningRequest):
-        (folders.shared / "request.json").write_text(source.to_text() + "\n", encoding="utf-8")
     # Built here too, to fail before processes start, and to measure models at the end.
-    problem = workload.build(known.num_agents, agents).judge(promised.budget)
-    promise = f"{promised.budget.describe()}, against {promised.threat.describe()}"
+    problem = workload.build(plan.num_agents, agents).judge(plan.budget)
+    promise = f"{plan.budget.describe()}, against {plan.threat.describe()}"
     if problem.simulation:
         promise = f"simulated: {promise}; {problem.simulation}"
     roster = credentials[0].roster
@@ -618,11 +579,9 @@ def launch(
                     settings=settings,
                     out=out.resolve(),
                     agent=agent,
-                    source=source.resolve() if isinstance(source, Path) else source,
-                    # All that it knows of the graph, where there is no plan.
-                    neighbours=tuple(sorted(known.graph.neighbors(agent))),
+                    source=source.resolve(),
                     keys=keys.resolve(),
-                    num_agents=known.num_agents,
+                    num_agents=plan.num_agents,
                     names=names,
                     store=(_LOCALHOST, store.port),
                     opens_store=False,
@@ -634,16 +593,11 @@ def launch(
                 for agent in agents
             }
         )
-        text = f"{promise}; roster {roster.fingerprint.hex()}"
-        progress = ProgressLog(text, checkpoint_every=settings.checkpoint_every)
+        progress = ProgressLog(f"{promise}; roster {roster.fingerprint.hex()}")
         was_interrupted = _watch(processes, progress)
     results = dict(sorted(processes.results.items()))
     # Before anything is merged: without one result there is nothing to measure.
     raise_common_failure(results)
-    if plan is None:
-        # All agents compared the fingerprint of the plan that they made, so any copy will do.
-        first = min(agent for agent, own in results.items() if own.failure is None)
-        plan = load_plan(folders.of_agent(first).shared / "plan.corn")
     return LaunchResult(
         plan=plan,
         problem=problem,

@@ -1,11 +1,9 @@
 """Membership: which links are broken, and which agents are lost, left or came back.
 
 Every message carries all that its sender knows, and each agent keeps the union of what it hears.
-Agents note broken links, not lost agents: one whose cable was cut may still be reached by others.
-
-News is signed by the agent that says it, about its own links or itself, for a step that has begun.
-So an agent that breaks the protocol can cut its own links, and no others. Of each agent and link
-the last step counts, so news is bounded, whatever an agent hears.
+News is signed by the agent that says it, about its own links or itself, for a step that has begun:
+an agent that breaks the protocol can cut its own links, and no others. Of each agent and link the
+last step counts, so news is bounded.
 """
 
 from __future__ import annotations
@@ -25,11 +23,7 @@ Edge = tuple[int, int]
 
 
 def name_agents(agents: Iterable[int]) -> str:
-    """Return agents in words.
-
-    >>> name_agents([7]), name_agents([3, 1])
-    ('agent 7', 'agents 1, 3')
-    """
+    """Return agents in words."""
     who = sorted(agents)
     return ("agent " if len(who) == 1 else "agents ") + ", ".join(map(str, who))
 
@@ -93,10 +87,10 @@ class Membership:
         self._waits = _join(self._waits, new)
 
     def count_waits(self, peer: int, number: int) -> int:
-        """Return the length of the chain of agents that wait for each other behind a neighbour.
+        """Return how many agents wait for each other in a chain behind a neighbour.
 
-        This agent waits for its message of a number; so the neighbour waits for the one before of
-        somebody else. Only the last waits of an agent count.
+        This agent waits for its message of a number; so it waits for the one before of somebody
+        else.
         """
         last: dict[int, tuple[int, set[int]]] = {}
         for subject, said in self._waits.items():
@@ -125,7 +119,7 @@ class Membership:
     def check(self, header: Header, *, is_first: bool = False) -> None:
         """Raise ``ProtocolError`` unless the news in a header is that of honest agents.
 
-        ``is_first`` marks the first message to an agent that returns, which knows of nothing.
+        ``is_first``: it is the first message to an agent that returns, which knows of nothing.
         """
         who = f"agent {header.sender}"
         for subject, said in header.news.items():
@@ -151,8 +145,7 @@ class Membership:
             return False
         if subject.kind is not Kind.RETURN or is_first:
             return True
-        # Nobody returns who was not lost, or for whom nobody waits: broken links would count as
-        # whole.
+        # Nobody returns who was not lost or called: broken links would count as whole.
         call = header.news.get(subject._replace(kind=Kind.CALL))
         return call is not None and call.step == step and subject.author not in self.present
 
@@ -203,9 +196,9 @@ class Membership:
 
     @property
     def lost(self) -> dict[int, int]:
-        """Neighbours of the agents still linked to this one that none of them reaches any more.
+        """Neighbours of agents still linked to this one that none of them reaches, and since when.
 
-        Each has the step of its first loss. Agents that leave together do not lose each other.
+        Agents that leave together do not lose each other.
         """
         # Asked in every step, and a graph of a thousand agents takes milliseconds to copy.
         if not self.breaks:

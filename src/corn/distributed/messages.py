@@ -138,11 +138,6 @@ class Header:
         news = [_NEWS.pack(*subject, *said) for subject, said in sorted(self.news.items())]
         return b"".join([fixed, *news]).ljust(_header_bytes(len(news)), b"\0")
 
-    @property
-    def place(self) -> tuple[int, int]:
-        """Step and mixing round."""
-        return self.step, self.mixing_round
-
 
 def _header_bytes(num_news: int) -> int:
     size = _FIXED.size + _NEWS.size * num_news
@@ -203,11 +198,7 @@ def decode_piece(data: memoryview, number: int, like: Tensor, *, sender: int) ->
 
 
 def is_sane(model: Tensor) -> bool:
-    """Return whether all numbers of a model are finite, and none is absurdly large.
-
-    >>> is_sane(torch.tensor([1e8, -1.0])), is_sane(torch.tensor([0.0, torch.nan]))
-    (True, False)
-    """
+    """Return whether all numbers of a model are finite, and none is absurdly large."""
     if not len(model):
         return True
     low, high = torch.aminmax(model)
@@ -222,7 +213,7 @@ def check_header(found: Header, own: Header) -> None:
     if found.plan != own.plan:
         raise ProtocolError(f"{who} runs another plan ({found.plan.hex()}, not {own.plan.hex()})")
     # A model of another step would be mixed without an error, and agents would drift apart.
-    if found.place != own.place:
+    if (found.step, found.mixing_round) != (own.step, own.mixing_round):
         raise ProtocolError(
             f"{who} is at step {found.step}, round {found.mixing_round}, not at step {own.step}, "
             f"round {own.mixing_round}"

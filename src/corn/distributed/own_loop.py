@@ -1,7 +1,6 @@
 """``make_private`` for one agent of a network: the user's own training loop drives its steps.
 
-Each ``optimizer.step()`` hands over a gradient, and returns once the next step has begun. While the
-loop computes, the links' own threads receive messages and send heartbeats.
+Each ``optimizer.step()`` hands over a gradient, and returns once the next step has begun.
 """
 
 from __future__ import annotations

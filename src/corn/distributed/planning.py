@@ -1,8 +1,4 @@
-"""Decentralised planning: agents that know only their neighbours make one plan together.
-
-They publish their links, signed, and each solves the same design by itself. The handshake then
-compares the plans' fingerprints.
-"""
+"""Decentralised planning: agents publish their links, signed, and each solves the same design."""
 
 from __future__ import annotations
 

@@ -1,22 +1,19 @@
 """Recovery from a lost agent: what survivors agree on, and their new plan.
 
-Survivors stop, and flood all links with what they know, in rounds, until all know the same
-(:class:`Recovery`): the links that broke, the agents that left, and the highest step that anybody
-began. Then all go on at the next step, with a new plan that each computes (:func:`replan`).
+Survivors stop, and flood all links with what they know, in rounds, until all know the same: the
+links that broke, the agents that left, and the highest step that anybody began. Then all go on at
+the next step, with a new plan that each computes (:func:`replan`).
 
-With exact sums a sum that lacks a release is masked, and the step is *void*. But a complete sum may
-have reached some agents only, who give it to neighbours that lack it: a step is applied by all
-survivors or by none. No agent is more than one step ahead of another, as a sum needs the releases
-of all. With gossip, agents may be several steps apart; those behind leave steps out.
+A sum that lacks a release is masked, and the step is *void*. But a complete sum may have reached
+some agents only, who give it to neighbours that lack it: all survivors apply a step, or none does.
+No agent is more than one step ahead, as a sum needs the releases of all. With gossip, agents may be
+several steps apart; those behind leave steps out.
 
-Each attempt has a number. An agent that loses another neighbour on the way, or hears of a broken
-link or a higher step so late that others may not hear of it any more, begins the next attempt, and
-whoever hears of a higher number follows. Messages of earlier attempts are discarded.
-
-Nobody follows a call without a reason, or a neighbour could call for ever. A reason is news of a
-break that is new here; in a recovery also of a later step; or anything that this agent has itself
-learnt on the way in the last attempt. Two neighbours know by the second round what either knew at
-the start, so an honest agent has a reason.
+Attempts have numbers. An agent that loses another neighbour, or hears of a broken link or a higher
+step so late that others may not hear of it, begins the next one, and whoever hears of it follows.
+Nobody follows without a reason, or a neighbour could call for ever: news of a break that is new
+here; in a recovery also of a later step; or anything learnt on the way in the last attempt. Two
+neighbours know by the second round what either knew at the start: an honest agent has a reason.
 """
 
 from __future__ import annotations
@@ -53,10 +50,9 @@ _MAX_SHRINKS = 29  # the last one halves ε
 @final
 @dataclass(frozen=True, eq=False)
 class ActivePlan:
-    """A plan in force: of the whole network at first, of survivors after a loss.
+    """A plan in force, with this agent's share of the noise.
 
-    ``members`` are the numbers of its agents 0 … m−1 at the start of the run, and ``noise`` is this
-    agent's share.
+    ``members`` are the numbers of its agents 0 … m−1 at the start of the run.
     """
 
     plan: Plan
@@ -85,9 +81,9 @@ def replan(
 ) -> Plan:
     """Return a plan for the survivors, renumbered 0 … m−1 in their order, for the steps left.
 
-    It keeps the plan's precision caps for each of the steps left, so the run spends Δ²b_i per step
-    as planned: t steps before and T − t after make agent i's μ². Every survivor computes the same
-    plan, to the bit. ``network`` is by default what is left of the plan's without ``cuts``.
+    It keeps the precision caps per step: t steps before and T − t after make agent i's μ² as
+    planned. Every survivor computes the same plan, to the bit. ``network`` is by default what is
+    left.
     """
     with one_thread():  # BLAS threads would change the order of sums, and so the last bits
         return make_plan(
@@ -147,8 +143,7 @@ def _network_of(plan: Plan, survivors: tuple[int, ...], cuts: Collection[Edge]) 
     left.remove_edges_from(cuts)
     places = {agent: place for place, agent in enumerate(survivors)}
     graph = nx.empty_graph(len(survivors))
-    # Sorted, as fingerprints must agree: networkx keeps the order of insertion, which may differ
-    # with the history of a graph.
+    # Sorted, as fingerprints must agree: networkx keeps the order of insertion.
     edges = (sorted((places[i], places[j])) for i, j in left.subgraph(survivors).edges)
     graph.add_edges_from(sorted(edges))
     # Metropolis weights of a connected graph are symmetric and mix: Chebyshev rounds need that.
@@ -192,10 +187,7 @@ class _Restart(Exception):  # noqa: N818 - a signal, not an error
 
 @final
 class Recovery:
-    """One agent's part in all recoveries of a run; ``attempt`` is the number of the last attempt.
-
-    ``note_dropout`` is called for each neighbour that is lost, before others hear of it.
-    """
+    """One agent's part in all recoveries of a run; ``attempt`` is that of the last one."""
 
     def __init__(self, exchange: Exchange, note_dropout: Callable[[int, LinkError], None]) -> None:
         self._exchange = exchange
@@ -225,9 +217,7 @@ class Recovery:
     ) -> tuple[int, Tensor | None]:
         """Return the first step that no survivor has begun, and the sum of the own step, if any.
 
-        This agent is in ``step``, or about to begin it. ``make_header`` returns a header with all
-        news so far, ``before`` is the sum of the step before, unless that was void, and
-        ``payload_bytes`` the size of the sum of this step.
+        This agent is in ``step``, or about to begin it; ``before`` is the sum of the step before.
         """
         self.attempt += 1
         self._is_running = True

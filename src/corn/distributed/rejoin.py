@@ -1,10 +1,9 @@
 """Return of an agent to a run with exact sums, which lost it.
 
-The agent asks one neighbour, its sponsor, for the terms of the run. It signs the step of its
-return, of which the sponsor tells all others, and connects to its neighbours. All wait for it
-before that step. It receives the sponsor's model and state, which are public, and takes part in the
-recovery that lets it in, and in the plan that follows. A neighbour that only connects outward calls
-the lost agent at intervals, and connects to it at the step of its return.
+The agent asks a neighbour, its sponsor, for the terms of the run, signs the step of its return, of
+which the sponsor tells all others, and connects to its neighbours. All wait for it before that
+step. It receives the sponsor's model and state, which are public, and takes part in the recovery
+that lets it in. A neighbour that only connects outward calls the lost agent at intervals.
 
 No noise is released twice: the agent returns after every step that its ledger has ever reserved.
 """
@@ -118,11 +117,7 @@ class Welcome:
 
 @dataclass(frozen=True, eq=False)
 class Admission:
-    """An agent's way back into a run: the terms, its links, and all that its sponsor has.
-
-    That is a header with all news, the model, the optimizer's ``state``, and the sum of the step
-    before, which other agents may lack. Others connect to ``opener``.
-    """
+    """An agent's way back into a run: the terms, its links, and all that its sponsor has."""
 
     welcome: Welcome
     links: Mapping[int, Link]
@@ -133,48 +128,33 @@ class Admission:
     last_total: Tensor | None
 
 
-def request_return(run: AgentRun, addresses: Mapping[int, Address]) -> Admission:
-    """Return to a run with the help of the first neighbour that lets this agent in.
-
-    Raise ``RejoinError`` with the reasons of all if none does.
-    """
+def request_return(run: AgentRun, addresses: dict[int, Address]) -> Admission:
+    """Return to a run by the first neighbour that lets this agent in, or raise ``RejoinError``."""
     rendezvous = run.rendezvous
-    own, check = rendezvous.credentials, rendezvous.check_interruption
-    accepts = own.roster.accepts
+    accepts = rendezvous.credentials.roster.accepts
     sponsors = sorted(peer for peer in run.neighbours if peer in addresses or not accepts[peer])
-    opener = LinkOpener(
-        rendezvous.listener,
-        own,
-        session=NO_SESSION,
-        addresses=addresses,
-        purpose=Purpose.REJOIN,
-    )
+    opener = rendezvous.make_opener(Meeting(NO_SESSION, addresses), Purpose.REJOIN)
     reasons: dict[int, CornError] = {}
     with closing(opener):
-        # A neighbour may be lost too, or wait for its own return: the others are asked before this
-        # agent waits for it.
-        for patience in (min(_SECONDS_TO_ANSWER, rendezvous.timeout), rendezvous.timeout):
-            for sponsor in sponsors:
-                # A neighbour that refused does so again; one that was not there may come up.
-                if not isinstance(reasons.get(sponsor), LinkError | None):
-                    continue
-                try:
-                    connects = accepts[sponsor]
-                    channel = opener.open_channel(
-                        sponsor, timeout=patience, check=check, connects=connects
-                    )
-                    with closing(channel):
-                        return _negotiate(run, channel, addresses)
-                except InvalidArgumentError as error:
-                    reasons[sponsor] = RejoinError(f"sent an answer that cannot be read: {error}")
-                except (LinkError, ChannelClosedError, TamperedError, RejoinError) as error:
-                    reasons[sponsor] = error
+        for sponsor in sponsors:
+            # A neighbour may be lost too. One that only connects outward calls at intervals.
+            seconds = min(_SECONDS_TO_CONNECT, rendezvous.timeout)
+            try:
+                channel = opener.open_channel(
+                    sponsor, timeout=seconds, check=rendezvous.check, connects=accepts[sponsor]
+                )
+                with closing(channel):
+                    return _negotiate(run, channel, addresses)
+            except InvalidArgumentError as error:
+                reasons[sponsor] = RejoinError(f"sent an answer that cannot be read: {error}")
+            except (LinkError, ChannelClosedError, TamperedError, RejoinError) as error:
+                reasons[sponsor] = error
     found = [f"agent {sponsor}: {error}" for sponsor, error in sorted(reasons.items())]
     why = "; ".join(found) or "its folder (--out) has no addresses: it took part in no run there"
     raise RejoinError(f"cannot return to the run: {why}")
 
 
-def _negotiate(run: AgentRun, channel: Channel, addresses: Mapping[int, Address]) -> Admission:
+def _negotiate(run: AgentRun, channel: Channel, addresses: dict[int, Address]) -> Admission:
     """Return to a run with the help of the neighbour at the other end of a channel."""
     rendezvous, hello, start = run.rendezvous, run.hello, run.start
     own = rendezvous.credentials
@@ -192,9 +172,7 @@ def _negotiate(run: AgentRun, channel: Channel, addresses: Mapping[int, Address]
             f"{hello.first_free_step} may have been released under the same noise"
         )
     session = bytes.fromhex(welcome.session)
-    opener = LinkOpener(
-        rendezvous.listener, own, session=session, addresses=addresses, max_bytes=run.max_bytes
-    )
+    opener = rendezvous.make_opener(Meeting(session, addresses), max_bytes=run.max_bytes)
     links: dict[int, Link] = {}
     # Agents that are lost would cost a time-out.
     present = run.neighbours & set(welcome.present)
@@ -212,7 +190,7 @@ def _negotiate(run: AgentRun, channel: Channel, addresses: Mapping[int, Address]
         message = memoryview(b"")
         # The number of a step shows that the run goes on. Only the model is as long as a header.
         while len(message) <= 32:
-            rendezvous.check_interruption()
+            rendezvous.check()
             message = channel.receive(max_bytes=run.max_bytes)
         header, parameters = decode_message(
             message, num_agents=rendezvous.num_agents, sender=channel.peer, dtype=start.dtype
@@ -257,21 +235,16 @@ def load_addresses(folder: Path) -> tuple[Address | None, dict[int, Address]]:
 class Returns:
     """The agents that ask this one to let them in again.
 
-    They ask at the listener of the rendezvous, and connect to ``opener``. An agent without a port
-    calls its lost neighbours instead, and connects to them.
+    They ask at the listener, and connect to ``opener``. An agent without a port calls its lost
+    neighbours instead.
     """
 
     def __init__(self, run: AgentRun, opener: LinkOpener) -> None:
         self._run = run
         self._opener = opener
         rendezvous = run.rendezvous
-        self._callers = LinkOpener(
-            rendezvous.listener,
-            rendezvous.credentials,
-            session=NO_SESSION,
-            addresses=rendezvous.meeting.addresses,
-            purpose=Purpose.REJOIN,
-        )
+        meeting = Meeting(NO_SESSION, rendezvous.meeting.addresses)
+        self._callers = rendezvous.make_opener(meeting, Purpose.REJOIN)
         # The agents that were called, each with its step.
         self._called: dict[int, tuple[int, Channel]] = {}
         # Why agents are not let in again.
@@ -307,8 +280,7 @@ class Returns:
             # Nobody is announced who will not come: all its neighbours would wait for it.
             if has_asked is None:
                 channel.close()
-            # It may ask before its loss has been noticed: its old link ends first. And one agent
-            # returns at a time.
+            # It may ask before its loss has been noticed. And one agent returns at a time.
             elif (
                 has_asked
                 and channel.peer in membership.lost
@@ -377,9 +349,10 @@ class Returns:
         # One that announces its return and does not come costs a time-out once.
         timeout = 0.0 if agent in self._absent else self._run.settings.timeout
         self._absent.add(agent)
-        link = self._opener.open(agent, timeout=timeout, connects=not self._can_accept)
+        connects = not self._can_accept
+        links = open_links(self._opener, [agent], timeout=timeout, connects=connects)
         self._absent.discard(agent)
-        return link
+        return links[agent]
 
     def ban(self, agent: int) -> None:
         """Let an agent never in again, as it broke the protocol."""
@@ -454,14 +427,7 @@ def _receive(channel: Channel, *, max_bytes: int) -> bytes:
 
 
 def encode_state(state: Mapping[str, Tensor]) -> bytes:
-    """Return public tensors by name as bytes.
-
-    With exact sums, everything that an optimizer keeps follows from public sums.
-
-    >>> found = decode_state(memoryview(encode_state({"memory": torch.arange(3.0)})))
-    >>> found["memory"].tolist()
-    [0.0, 1.0, 2.0]
-    """
+    """Return public tensors by name as bytes: with exact sums, all that an optimizer keeps."""
     fields: list[bytes | str] = [_STATE]
     for name, tensor in state.items():
         values = tensor.detach().cpu().contiguous()

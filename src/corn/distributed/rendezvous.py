@@ -1,12 +1,10 @@
 """Start of a run: agents join a store, publish signed entries to each other, and agree on terms.
 
-Every entry is signed by its agent for one session, which is a hash of fresh random numbers from all
-agents. So the host of the store can neither change or invent an entry, nor replay one of another
-run, nor show agents different entries of the same agent. It can only withhold entries; agents then
-time out. Once training has begun no agent needs the store.
+Every entry is signed for one session, a hash of fresh random numbers from all agents. So the host
+of the store can neither change, invent or replay an entry, nor show agents different ones. It can
+withhold entries; agents then time out. Once training has begun no agent needs the store.
 
-A refusal is bound to its agent's fresh random number, as there may be no session yet. In the
-handshake every agent publishes its terms, of which nothing is secret.
+A refusal is bound to its agent's fresh random number, as there may be no session yet.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import final
@@ -51,7 +49,6 @@ from corn.transport import (
     MemoryStore,
     Purpose,
     RemoteStore,
-    Store,
     StoreHost,
     dial,
 )
@@ -152,12 +149,11 @@ class Rendezvous:
     """One agent's access to the store, for one run and no more.
 
     ``address`` is that of the listener as others see it, and ``bound`` the one that it listens at.
-    ``host`` is the store where it lives in this process; it ends with the run. ``wait`` is how long
-    the others may take to start, by default the time-out. ``rejoins`` tells that the run is under
-    way, and lost this agent.
+    ``host`` is the store where it lives in this process. The others may take ``wait`` seconds to
+    start, by default the time-out. ``rejoins``: the run is under way, and lost this agent.
     """
 
-    store: Store
+    store: MemoryStore | RemoteStore
     credentials: Credentials
     _: KW_ONLY
     listener: Listener
@@ -177,8 +173,7 @@ class Rendezvous:
         # whatever the host of the store shows of the others.
         challenge = secrets.token_hex(_CHALLENGE_BYTES)
         self._introduction = json.dumps([challenge, *self.address]).encode()
-        # As read at the meeting: refusals are checked against these, whatever the store shows
-        # later.
+        # As read at the meeting: refusals are checked against these.
         self._introductions: dict[int, bytes] = {}
         self._meeting: Meeting | None = None
 
@@ -226,20 +221,17 @@ class Rendezvous:
                 reason = self._read(entry, _REFUSAL, agent, session)
                 raise RefusalError(agent, reason.decode(errors="replace"))
 
-    def leave(self) -> None:
-        """Leave without having started."""
-        # A store in this process ends with it: the others must have read the refusal before.
-        if self.host is not None:
-            time.sleep(min(self.timeout, _SECONDS_TO_LEAVE))
-
-    def make_link_opener(self, *, max_bytes: int) -> LinkOpener:
-        """Return a place to open links with other agents of the meeting."""
+    def make_opener(
+        self, meeting: Meeting, purpose: Purpose = Purpose.LINK, *, max_bytes: int = 0
+    ) -> LinkOpener:
+        """Return a place to open channels with other agents of a meeting."""
         return LinkOpener(
             self.listener,
             self.credentials,
-            session=self.meeting.session,
-            addresses=self.meeting.addresses,
+            session=meeting.session,
+            addresses=meeting.addresses,
             max_bytes=max_bytes,
+            purpose=purpose,
         )
 
     def close(self) -> None:
@@ -252,12 +244,8 @@ class Rendezvous:
 
     def check(self) -> None:
         """Raise if a person or another agent ended the start of the run."""
-        self.check_interruption()
-        self.raise_refusal()
-
-    def check_interruption(self) -> None:
-        """Raise if a person ended the start of the run."""
         raise_if_stopped(self.interruption)
+        self.raise_refusal()
 
     def adopt(self, meeting: Meeting) -> None:
         """Take part in a meeting of others, which is over."""
@@ -268,13 +256,11 @@ class Rendezvous:
         self._put(_JOIN, self._introduction, NO_SESSION)
         patience = self.timeout if self.wait is None else self.wait
         joined = self._wait(_JOIN, NO_SESSION, patience)
-        # The own random number makes the session new. If it is not in there, the entries are of
-        # another run.
+        # Without the own random number, the entries are of another run.
         if joined[self.agent] != self._introduction:
             raise ForgedEntryError(_JOIN, self.agent)
         self._introductions = joined
-        # Agents that were shown different entries have different sessions, and their links do not
-        # open.
+        # Agents that were shown different entries have sessions that do not connect.
         parts = [part for agent, own in joined.items() for part in (agent, own)]
         session = hashlib.sha256(encode_fields("corn session", *parts)).digest()
         addresses: dict[int, Address] = {}
@@ -320,8 +306,7 @@ class Rendezvous:
                 return {
                     a: self._read(entry or b"", topic, a, session) for a, entry in found.items()
                 }
-            # Only while entries are missing. A refusal that comes after the last one is read by
-            # ``agree``.
+            # ``agree`` reads a refusal that comes after the last entry.
             self.check()
             waited = time.monotonic() - began
             if waited > seconds:
@@ -399,7 +384,7 @@ def join(
     is_host = agent == credentials.roster.store_host if opens_store is None else opens_store
     # A failure on the way leaves no port open.
     with naming_agent(agent, credentials.roster.names), ExitStack() as stack:
-        entries: Store
+        entries: MemoryStore | RemoteStore
         host: StoreHost | None = None
         if rejoins:
             entries = MemoryStore()
@@ -473,12 +458,8 @@ def _find_route(host: str, port: int) -> str:
 class Hello:
     """The terms that an agent publishes; plan's fingerprint and nonce are in hexadecimal.
 
-    Attributes:
-        terms: everything beside the plan that must be the same at all agents, by name.
-        nonce: this agent's contribution to the nonce of the run.
-        remaining: how many releases its ledger still allows.
-        checkpoints: steps from which it can continue; 0 is always one.
-        first_free_step: the first step that its ledger has never reserved, if it returns to a run.
+    ``terms`` must be the same at all agents, and ``nonce`` is a contribution to that of the run.
+    The ledger allows ``remaining`` releases, and never reserved ``first_free_step``, for a return.
     """
 
     plan: str
@@ -500,17 +481,14 @@ class Hello:
 
 @dataclass(frozen=True)
 class Agreement:
-    """The outcome of the handshake.
+    """The outcome of the handshake: all ledgers allow ``max_steps`` from ``first_step`` on.
 
-    ``nonce`` is that of the run, a hash of all contributions: equal nonces mean that all agents
-    read the same ones. All ledgers allow ``max_steps`` from ``first_step`` on; that of ``scarce``,
-    if it is known, allows no more.
+    ``nonce`` is a hash of all contributions: equal nonces mean that all agents read the same ones.
     """
 
     nonce: bytes
     first_step: int
     max_steps: int
-    scarce: int | None
 
 
 def check_guarantee(plan: Plan, agent: int) -> AgentGuarantee:
@@ -538,28 +516,27 @@ def announcing_failure(rendezvous: Rendezvous) -> Iterator[None]:
 
 
 def _announce(rendezvous: Rendezvous, error: BaseException) -> None:
-    # An agent that is missed may have refused: then that is the reason.
-    if isinstance(error, AbsentError | LinkError) or isinstance(error.__cause__, LinkError):
-        try:
+    try:
+        # An agent that is missed may have refused: then that is the reason.
+        if isinstance(error, AbsentError | LinkError) or isinstance(error.__cause__, LinkError):
             rendezvous.raise_refusal()
-        except RefusalError as refusal:
-            rendezvous.leave()
-            raise refusal from error
-        except CornError:
-            pass
-    # The store may be gone, which is not the reason.
-    with suppress(CornError):
         # Whoever follows another's refusal has no reason of its own.
         if not isinstance(error, RefusalError):
             rendezvous.refuse(str(error) if is_public(error) else name_kind(error))
-        rendezvous.leave()
+    except RefusalError as refusal:
+        raise refusal from error
+    except CornError:  # the store may be gone, which is not the reason
+        pass
+    finally:
+        # A store in this process ends with it: the others must have read the refusal before.
+        if rendezvous.host is not None:
+            time.sleep(min(rendezvous.timeout, _SECONDS_TO_LEAVE))
 
 
 def is_public(error: BaseException) -> bool:
     """Return whether other agents may read an error: it is about the run, the plan or the budget.
 
-    This is an allow list. Any other error may quote data, or the name of a file that describes its
-    owner, and no ε covers that.
+    Any other error may quote data, or the name of a file, and no ε covers that.
     """
     # By type, never by text: a new kind of error is private until it is listed here. A ledger's own
     # ``BudgetSpentError`` names its file, and is not.
@@ -587,15 +564,13 @@ def shake_hands(rendezvous: Rendezvous, hello: Hello) -> Agreement:
     nonces = {agent: bytes.fromhex(own.nonce) for agent, own in hellos.items()}
     # The number breaks ties, so that all agents name the same one.
     scarce = min(hellos, key=lambda agent: (hellos[agent].remaining, agent))
-    agreement = Agreement(
+    if hellos[scarce].remaining == 0:
+        raise PublicError(f"agent {scarce}'s ledger allows no more releases: its budget is spent")
+    return Agreement(
         nonce=agree_on_nonce(nonces, plan_fingerprint=bytes.fromhex(hello.plan)),
         first_step=_choose_start(hellos),
         max_steps=hellos[scarce].remaining,
-        scarce=scarce,
     )
-    if agreement.max_steps == 0:
-        raise PublicError(f"agent {scarce}'s ledger allows no more releases: its budget is spent")
-    return agreement
 
 
 def compare_hellos(hellos: Mapping[int, Hello]) -> None:
@@ -610,13 +585,13 @@ def compare_hellos(hellos: Mapping[int, Hello]) -> None:
 def _choose_start(hellos: Mapping[int, Hello]) -> int:
     """Return the newest step of which all have a checkpoint; never restart a run unasked."""
     common = set.intersection(*(set(own.checkpoints) for own in hellos.values()))
-    newest = {who: max(own.checkpoints) for who, own in hellos.items()}
     # Step 0 is always common. To begin there again would discard models for which budget was spent.
+    newest = {who: max(own.checkpoints) for who, own in hellos.items()}
     if max(common) == 0 and any(newest.values()):
-        least, most = min(newest.values()), max(newest.values())
+        least = min(newest.values())
         behind = [who for who, step in newest.items() if step == least]
         raise HandshakeError(
             f"no step but the first has a checkpoint of every agent: {name_agents(behind)} came to "
-            f"step {least}, others to step {most}; begin anew in another folder, without --resume"
+            f"step {least} only; begin anew in another folder, without --resume"
         )
     return max(common)

@@ -93,13 +93,11 @@ class Requirements:
                     f"a requirement must be NAME=VALUE, each name once, of {', '.join(_NAMES)}, "
                     f"found {quote(text)}"
                 )
-            kind = _KINDS.get(field, str)
             try:
-                fields[field] = kind(value)
+                fields[field] = _KINDS.get(field, str)(value)
             except ValueError as error:
-                number = "a whole number" if kind is int else "a number"
                 raise InvalidArgumentError(
-                    f"{name} must be {number}, found {quote(value)}"
+                    f"{name} must be a number, found {quote(value)}"
                 ) from error
         # Alone it would require nothing, and a plan with any δ would pass.
         if "delta" in fields and not {"epsilon", "total_epsilon"} & fields.keys():
@@ -156,8 +154,8 @@ class Requirements:
 class ReleaseTotal:
     """The ε of an agent before a run, of the run by itself, and after it at most; for its owner.
 
-    With ``problems``, ledgers that are lost or damaged, totals are lower bounds. ``drops_agent``:
-    plans before promised something for the agent's whole data, and nothing does any more.
+    With ``problems`` of ledgers, totals are lower bounds. ``drops_agent``: plans before promised
+    something for the agent's whole data, and nothing does any more.
     """
 
     before: TotalLoss
@@ -213,19 +211,16 @@ def compose_total(
     """
     own = ledger.expense
     path = ledger_path(keys, agent, fingerprint(plan).hex())
-    # The own ledger is locked by this process and passed in; its file would count the same releases
-    # again.
+    # The own ledger is passed in; its file would count the same releases again.
     history = read_history([keys, *requirements.other_keys], agent, without=path)
-    # Another process may release all that is left of its plan while this run lasts: the limit must
-    # hold even then.
+    # Another process may meanwhile release all that is left of its plan.
     others = [
         replace(one, num_releases=one.terms.budget.num_steps) if record.is_running else one
         for record in history.records
         for one in [record.expense]
     ]
     added = min(num_steps, ledger.remaining)
-    # Losses add up for one unit only. A promise for samples says nothing about an agent's whole
-    # data.
+    # Losses add up for one unit only: one for samples says nothing about an agent's whole data.
     common = common_unit([*others, own])
 
     def compose(*expenses: Expense) -> TotalLoss:

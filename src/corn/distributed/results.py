@@ -59,10 +59,10 @@ def judge_status(*, all_steps: bool, lost: Collection[int]) -> RunStatus:
     return RunStatus.PARTIAL if lost else RunStatus.COMPLETE
 
 
-# ``followed``: another agent refused to start, or the store was gone. ``lost``: the others went on
-# without it. ``interrupted``: a person stopped it before the first step. ``ended``: its process
-# ended without a report. ``suspended``: the launcher ended its suspended process.
-FailureKind: TypeAlias = Literal["error", "followed", "lost", "interrupted", "ended", "suspended"]
+# ``followed``: another agent refused to start, or the store was gone. ``interrupted``: a person
+# stopped it before the first step. ``ended``: its process ended without a report. ``suspended``:
+# the launcher ended its suspended process.
+FailureKind: TypeAlias = Literal["error", "followed", "interrupted", "ended", "suspended"]
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,6 @@ class Failure:
     kind: FailureKind
     message: str = ""
     is_private: bool = False
-
-    def describe_publicly(self, agent: int) -> str:
-        """Return the part of the failure that anyone may read."""
-        hidden = f"agent {agent}: failed, and reported the reason to its owner"
-        return hidden if self.is_private else self.message
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,8 +1,6 @@
 """Rounds of training: one step after another, one mix with the neighbours or one sum of all.
 
-An agent's step with gossip is Algorithm 1: half step with its share of the noise, then one message
-to and from each neighbour per mixing round. With exact sums it is a release, the sum of all
-releases, and the same step at all agents. After a loss all survivors recover, and go on or stop.
+After a loss all survivors recover, and go on or stop.
 """
 
 from __future__ import annotations
@@ -15,15 +13,14 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor
 
-from corn.distributed.exchange import SUSPENDED_SHARE, StepStopped
+from corn.distributed.exchange import StepStopped
 from corn.distributed.journal import Journal
 from corn.distributed.membership import name_agents
 from corn.distributed.messages import DIGEST_BYTES, Header, Kind, is_sane
 from corn.distributed.recovery import ActivePlan, Recovery, replan
 from corn.distributed.results import NO_STOP, StopNotice, StopReason
-from corn.distributed.settings import advise_return
 from corn.distributed.summing import TreeSum, as_integers, digest_model, integer_type
-from corn.errors import CornError, InfeasibleError, PublicError
+from corn.errors import CornError, InfeasibleError
 from corn.learn.step import AgentStepper, StepStatistics, no_statistics
 from corn.learn.sweep import Interruption
 from corn.noise.grid import require_provable
@@ -40,10 +37,6 @@ _MAX_VOID = 3
 # A person who stops several agents reaches all of them in this time, and they leave together.
 _SECONDS_TO_GATHER = 1.0
 _SECONDS_TO_SEND = 1.0
-
-
-class LostError(PublicError):
-    """The others went on without this agent."""
 
 
 @final
@@ -150,8 +143,7 @@ class TrainingRounds:
             # Numbers go on through the cool-down, so that no two messages have the same ones.
             number = (cooldown_step or 0) * len(schedule) + k
             self._exchange.start(self._make_header(number, values.nbytes), values)
-            # Drawn while messages travel. If a stop keeps it from being sent, no budget is spent on
-            # it: its step is reserved later.
+            # Drawn while messages travel. Its step is reserved later.
             if k == 0 and cooldown_step is None and self.step + 1 < self._last_step:
                 self._active.noise.prepare(self.step + 1)
             try:
@@ -311,8 +303,7 @@ class TrainingRounds:
             self._stop = replace(self._stop, step=self.step)
             self._is_settled = True
             return
-        # The other end may have given up a link that works here, or leave once it has the last
-        # message of the recovery.
+        # The other end may have given up a link that works here, or leave after the recovery.
         linked = set(own.present) - own.cut_links.keys()
         if unlinked := set(self._exchange.neighbours) - linked:
             self._exchange.finish_sending(_SECONDS_TO_SEND)
@@ -327,7 +318,7 @@ class TrainingRounds:
             if own.breaks and self._settings.policy_for(self._plan) == "stop":
                 raise InfeasibleError("lost agents stop this run")
             if len(own.present) == 1:
-                raise InfeasibleError(f"no neighbour is left; {advise_return(self._plan)}")
+                raise InfeasibleError("no neighbour is left")
             plan = replan(
                 self._plan, own.present, steps_left=self._last_step - self.step, cuts=own.cuts
             )
@@ -381,22 +372,7 @@ class TrainingRounds:
         return label_agent(self._plan.network.agent_names, agent)
 
     def _note_dropout(self, peer: int, error: LinkError) -> None:
-        # After its own pause this agent cannot tell a lost neighbour from one that has gone on
-        # without it. It leaves rather than declare the others lost.
-        if self._exchange.was_suspended:
-            pause = SUSPENDED_SHARE * self._settings.timeout
-            raise LostError(
-                f"was suspended for more than {pause:g} s, and the others went on without it at "
-                f"step {self.step}"
-            )
-        how = {
-            Dropout.CLOSED: "closed its connection",
-            Dropout.SILENT: f"sent nothing for {self._settings.timeout:g} s (time-out)",
-            Dropout.STALLED: "is alive, but its step does not end",
-            Dropout.TAMPERED: "is no longer linked, as somebody tampered with the connection",
-            Dropout.MISBEHAVED: f"is no longer linked, as it broke the protocol ({error})",
-            Dropout.DIFFERENT: "is no longer linked, as it has another model",
-        }[error.dropout]
+        how = error.dropout.format(seconds=self._settings.timeout, error=error)
         self._journal.note(f"agent {self._name(peer)} {how} at step {self.step}")
         if error.dropout is Dropout.MISBEHAVED:
             self._run.returns.ban(peer)

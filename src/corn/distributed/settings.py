@@ -119,13 +119,6 @@ class RunSettings:
         }
 
 
-def advise_return(plan: Plan) -> str:
-    """Return how an agent that lost all others comes back to them, if it can."""
-    if plan.network.mixing == "gossip" or not has_pair_seeds(plan):
-        return "agents return to exact sums with seeds of pairs only"
-    return "if the others still run, start this agent with --rejoin to return to them"
-
-
 def has_pair_seeds(plan: Plan) -> bool:
     """Return whether agents derive all seeds from two keys each, without messages to others."""
     return all(len(group) <= 2 for group in plan.decomposition.seed_groups)
@@ -145,9 +138,7 @@ class AgentConfig:
     """Everything that one agent's process needs to start.
 
     ``source`` is the file of a plan, or a request for one that agents make together; then
-    ``neighbours`` is all that the agent knows of the graph. The addresses and ``wait`` are those of
-    :func:`corn.distributed.join`; at ``status`` it serves its status. ``names`` are those of all
-    agents in the plan's graph, where they have any.
+    ``neighbours`` is all that the agent knows of the graph. At ``status`` it serves its status.
     """
 
     source: Path | PlanningRequest

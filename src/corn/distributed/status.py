@@ -1,8 +1,7 @@
 """Status of a running agent: its state, the file and the server that show it, and its metrics.
 
-The file is in the private folder: it has times, and how long steps take shows how much data an
-agent has. The server answers every request with what the newest state has, and keeps nothing that a
-client sends. Its address should be reached by the operator's monitoring only.
+The file is private: how long steps take shows how much data an agent has. The server keeps nothing
+that a client sends; its address is for the operator's monitoring only.
 """
 
 from __future__ import annotations
@@ -15,13 +14,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from socketserver import TCPServer
-from typing import Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, final
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, ThreadingWSGIServer
 
 from corn.distributed.storage import Folders
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
@@ -29,6 +27,9 @@ from corn.files import writing_whole
 from corn.parsing import build, format_address, read_json
 from corn.privacy.rounding import round_up, write_exactly
 from corn.version import __version__
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIEnvironment
 
 STATE_NAME = "state.json"
 STARTING, TRAINING, FAILED = "starting", "training", "failed"
@@ -41,10 +42,9 @@ _SECONDS_PER_REQUEST = 5.0
 class AgentState:
     """The state of an agent at a moment; others may read it.
 
-    ``phase`` is ``training``, ``failed``, or the status with which the agent ended. ``epsilon`` is
-    the ε spent, at most. ``simulation`` tells why ε is simulated; it is empty for a promise.
-    ``neighbours`` are those still linked, and ``lost`` has the step at which each loss was noticed.
-    ``test_loss`` is on public data. ``updated`` is in seconds since 1970.
+    ``phase`` is ``training``, ``failed``, or the status at the end. ``epsilon`` is the ε spent, at
+    most; ``simulation`` why it is simulated, if it is. ``neighbours`` are those still linked, and
+    ``lost`` has the step of each loss. ``test_loss`` is on public data.
     """
 
     agent: int
@@ -113,20 +113,13 @@ def read_states(out: Path) -> dict[int, AgentState]:
     return dict(sorted(states.items()))
 
 
-class Condition(NamedTuple):
-    """The condition of an agent in words, and whether its operator must act."""
-
-    text: str
-    needs_action: bool
-
-
-def judge_condition(state: AgentState) -> Condition:
-    """Return the phase of an agent, or that its state is stale."""
+def judge_condition(state: AgentState) -> tuple[str, bool]:
+    """Return the phase of an agent, or that its state is stale; and whether somebody must act."""
     if state.phase != TRAINING:
-        return Condition(state.phase, needs_action=state.phase == FAILED)
+        return state.phase, state.phase == FAILED
     age = time.time() - state.updated
     is_stale = age > _TIMEOUTS_UNTIL_STALE * state.timeout
-    return Condition(f"stale: no news for {age:.0f} s" if is_stale else TRAINING, is_stale)
+    return f"stale: no news for {age:.0f} s" if is_stale else TRAINING, is_stale
 
 
 @dataclass
@@ -147,8 +140,8 @@ class Status:
         """The reason why the agent is not healthy; empty if it is."""
         if self.newest is None:
             return ""
-        condition = judge_condition(self.newest)
-        return condition.text if condition.needs_action else ""
+        condition, needs_action = judge_condition(self.newest)
+        return condition if needs_action else ""
 
 
 def render_metrics(status: Status) -> str:
@@ -192,8 +185,25 @@ def render_metrics(status: Status) -> str:
 @contextmanager
 def serving_status(address: tuple[str, int], status: Status) -> Iterator[tuple[str, int]]:
     """Serve an agent's status at an address while the block lasts; yield the address in use."""
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+        path = environ["PATH_INFO"]
+        code, kind, text = HTTPStatus.NOT_FOUND, "text/plain", "Not Found"
+        if path == "/metrics":
+            code, kind, text = HTTPStatus.OK, CONTENT_TYPE_PLAIN_0_0_4, render_metrics(status)
+        elif path == "/healthz":
+            problem = status.problem
+            step = None if status.newest is None else status.newest.step
+            facts = {"agent": status.agent, "phase": status.phase, "step": step, "problem": problem}
+            code = HTTPStatus.SERVICE_UNAVAILABLE if problem else HTTPStatus.OK
+            kind, text = "application/json", json.dumps(facts) + "\n"
+        start_response(f"{code} {code.phrase}", [("Content-Type", kind)])
+        return [text.encode()]
+
     try:
-        server = _StatusServer(address, status)
+        family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
+        kind = type("StatusServer", (_StatusServer,), {"address_family": family})
+        server: WSGIServer = make_server(*address, answer, kind, _StatusHandler)
     # A port above 65535 overflows; the Unicode error is for a name that no host can have.
     except (OSError, OverflowError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or error
@@ -208,65 +218,14 @@ def serving_status(address: tuple[str, int], status: Status) -> Iterator[tuple[s
         server.server_close()
 
 
-@final
-class _StatusServer(ThreadingHTTPServer):
-    def __init__(self, address: tuple[str, int], status: Status) -> None:
-        self.status = status
-        self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
-        super().__init__(address, _StatusHandler)
-
-    def server_bind(self) -> None:
-        """Bind the port."""
-        # That of HTTPServer asks the network for the name of the host, which can take seconds.
-        TCPServer.server_bind(self)
-
+class _StatusServer(ThreadingWSGIServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a connection that failed: its client is gone."""
 
 
 @final
-class _StatusHandler(BaseHTTPRequestHandler):
-    """The answer to one request."""
-
-    server: _StatusServer
-    protocol_version = "HTTP/1.1"
-    # Without, a request that cannot be read would get an answer without a status.
-    default_request_version = "HTTP/1.0"
+class _StatusHandler(WSGIRequestHandler):
     timeout = _SECONDS_PER_REQUEST
-
-    def do_GET(self) -> None:
-        """Answer a request."""
-        path = self.path.partition("?")[0]
-        status = self.server.status
-        if path == "/healthz":
-            step = None if status.newest is None else status.newest.step
-            problem = status.problem
-            facts = {"agent": status.agent, "phase": status.phase, "step": step, "problem": problem}
-            code = HTTPStatus.SERVICE_UNAVAILABLE if problem else HTTPStatus.OK
-            self._answer(json.dumps(facts) + "\n", "application/json", code)
-        elif path == "/metrics":
-            self._answer(render_metrics(status), CONTENT_TYPE_PLAIN_0_0_4)
-        else:
-            self.send_error(HTTPStatus.NOT_FOUND)
-
-    do_HEAD = do_GET  # noqa: N815
-
-    def send_error(self, code: int, *_: object) -> None:
-        """Refuse a request, without its text, which a stranger chose."""
-        status = HTTPStatus(code)
-        self._answer(f"{status.phrase}\n", "text/plain; charset=utf-8", status)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         """Log nothing: the lines of strangers do not belong into the log of a run."""
-
-    def _answer(self, text: str, content_type: str, status: HTTPStatus = HTTPStatus.OK) -> None:
-        body = text.encode()
-        # Without the versions and the time that send_response would add.
-        self.send_response_only(status)
-        self.send_header("Connection", "close")
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,12 +17,11 @@ import torch
 from torch import Tensor
 
 from corn.distributed.rejoin import decode_state, encode_state
-from corn.errors import CornError, FileFormatError
+from corn.errors import FileFormatError
 from corn.files import writing_whole
 from corn.learn.metrics import COLUMNS, SHARED_COLUMNS, Row
 from corn.plan import Plan, fingerprint
 
-_CHECKPOINT_NAME = re.compile(r"checkpoint-(\d+)\.corn")
 _HEAD = b"corn checkpoint 4\n"
 _DIGEST_BYTES = 32
 # Names among the tensors of a checkpoint.
@@ -33,11 +31,7 @@ _TEXT_COLUMNS = ("mechanism", "step_size", "unit")
 
 @dataclass(frozen=True)
 class Folders:
-    """The folders of a run, or of one agent of it.
-
-    ``shared`` may be published: models, measurements on public data, ε spent. ``private`` is for
-    the owner alone: measurements on private data, checkpoints, the log.
-    """
+    """The folders of a run or an agent: ``shared`` may be published, ``private`` must not be."""
 
     shared: Path
     private: Path
@@ -97,15 +91,12 @@ def read_rows(path: Path) -> dict[int, Row]:
         return {}
     try:
         with path.open(newline="", encoding="utf-8") as stream:
-            # An editor may have added an empty line, which is no row.
-            columns, *lines = filter(None, csv.reader(stream))
-        # Columns in another order would be read as other numbers.
-        if tuple(columns) not in (COLUMNS, SHARED_COLUMNS):
-            raise FileFormatError(f"{path}: not a table of measurements")
-        # Strict, as a cell that is missing would be read as NaN.
-        cells = [zip(columns, line, strict=True) for line in lines]
-        rows: list[Row] = [{name: _parse(name, text) for name, text in row} for row in cells]
-    except (OSError, ValueError, csv.Error) as error:
+            table = csv.DictReader(stream)
+            if tuple(table.fieldnames or ()) not in (COLUMNS, SHARED_COLUMNS):
+                raise FileFormatError(f"{path}: not a table of measurements")
+            rows: list[Row] = [{name: _parse(name, row[name]) for name in row} for row in table]
+    # The type error is for a line with more or fewer cells.
+    except (OSError, TypeError, ValueError, csv.Error) as error:
         why = f"not a table of measurements, or cut short: {error}"
         raise FileFormatError(f"{path}: {why}") from error
     return {int(row["step"]): row for row in rows}
@@ -114,19 +105,14 @@ def read_rows(path: Path) -> dict[int, Row]:
 def _parse(name: str, text: str) -> str | float:
     if name in _TEXT_COLUMNS:
         return text
-    return int(text) if name in ("seed", "step") else float(text or "nan")
-
-
-class UnfinishedRunError(CornError):
-    """A new run in the folder of an earlier one; the message, with the folder, is for the owner."""
+    return int(text) if name in ("seed", "step") else float("nan" if text == "" else text)
 
 
 @dataclass(frozen=True)
 class CheckpointFolder:
     """The checkpoints of one agent under one plan, in its private folder.
 
-    A checkpoint has a model, how many releases its agent had made by then, restarts included, and
-    what its momentum or optimizer keeps between steps. All follows from messages that were sent.
+    A checkpoint has a model, the number of releases by then, and what momentum or optimizer keep.
     Noise is never restored: steps that are run again draw new noise, by the ledger.
     """
 
@@ -186,15 +172,15 @@ class CheckpointFolder:
     ) -> set[int]:
         """Return the steps from which this agent can continue; a damaged checkpoint is an error.
 
-        Without ``resume`` a run begins anew, but not over a run that came further. An agent that
-        rejoins a run continues from none, but its checkpoints are checked too: one that counts more
-        releases than the ledger, ``num_releases``, shows that an older ledger was restored.
+        Without ``resume`` a run begins anew, but not over one that came further. A checkpoint that
+        counts more releases than the ledger, ``num_releases``, shows that an older ledger was
+        restored.
         """
         steps = list_checkpoints(self.folder)
         if not resume and not rejoins:
             # A new run in the same folder would replace models for which budget was spent.
             if any(steps):
-                raise UnfinishedRunError(
+                raise FileFormatError(
                     f"{self.folder}: has a run that came to step {max(steps)}: continue it with "
                     "--resume, or give another folder with --out"
                 )
@@ -221,16 +207,20 @@ class CheckpointFolder:
 
 def list_checkpoints(folder: Path) -> set[int]:
     """Return the steps after which there is a checkpoint, readable or not."""
-    found = (_CHECKPOINT_NAME.fullmatch(path.name) for path in folder.glob("checkpoint-*.corn"))
-    return {int(match[1]) for match in found if match}
+    return {step for path in folder.glob("checkpoint-*.corn") for step in _find_step(path)}
+
+
+def _find_step(path: Path) -> list[int]:
+    """Return the step in the name of a file, if there is one."""
+    text = path.stem.rpartition("-")[2]
+    return [int(text)] if text.isdecimal() else []
 
 
 def forget_after(folders: Folders, step: int) -> int:
     """Remove checkpoints and models of later steps, which are run anew; return how many files."""
     # Files of both runs side by side would be merged to one table of measurements.
     found = [*folders.private.glob("checkpoint-*.corn"), *folders.shared.glob("models/step-*.bin")]
-    numbers = [(path, path.stem.rpartition("-")[2]) for path in found]
-    later = [path for path, text in numbers if text.isdecimal() and int(text) > step]
+    later = [path for path in found if any(number > step for number in _find_step(path))]
     for path in later:
         path.unlink(missing_ok=True)
     return len(later)

@@ -1,17 +1,12 @@
 """Exact sums over a tree: partial sums travel up to its root, and the total travels down again.
 
-Messages are integers modulo 2^B, so that all agents get the same total in whatever order messages
-arrive. Large ones travel in pieces: an agent adds and passes on a piece while the next one is on
-its way. The first piece has the header.
+Messages are integers modulo 2^B, so all agents get the same total. Large ones travel in pieces; the
+first piece has the header.
 
-Headers carry a digest of the sender's model, by which parents and children compare: all agents hold
-the same model. An insider could tell each side what it expects. So every few steps, and in the end,
-the digest on the way down has the root's signature; and because the root could sign one for each of
-its children, agents compare over the links that are not of the tree as well. Two neighbours with
-different models give up their link.
-
-Where a neighbour is lost, or calls for a recovery, the sum is given up
-(``corn.distributed.recovery``).
+Headers carry a digest of the sender's model, by which neighbours compare: all agents hold the same
+model. An insider could tell each side what it expects. So every few steps, and in the end, the
+digest on the way down has the root's signature; and as the root could sign one for each child,
+agents compare over the other links as well. Two neighbours that differ give up their link.
 """
 
 from __future__ import annotations
@@ -56,10 +51,9 @@ class TreeSum:
         self._compares = False
 
     def add_up(self, own: Tensor, make_header: Callable[[int], Header]) -> None:
-        """Replace this agent's integers of a step by the sum of all agents.
+        """Replace this agent's integers of a step by the sum of all, or raise ``StepStopped``.
 
-        ``make_header`` returns the header of a message with all news so far. Raise ``StepStopped``
-        if the sum was given up.
+        ``make_header`` returns the header of a message with all news so far.
         """
         self._deadlines = {}
         aside = make_header(ASIDE)
@@ -68,7 +62,6 @@ class TreeSum:
         if self._compares:
             self._compare_aside(replace(aside, payload_bytes=0))
         self._add_up(own, make_header)
-        self._exchange.note_exchange()
 
     def _add_up(self, total: Tensor, make_header: Callable[[int], Header]) -> None:
         up, down = make_header(UP), make_header(DOWN)
@@ -86,14 +79,14 @@ class TreeSum:
                     down = self._membership.sign_model(down) if self._compares else down
                 self._exchange.send_piece(self._children, down, piece, number)
         if self._parent is not None:
-            self._exchange.note_message(up, total)
+            self._exchange.on_send(up, total)
             for number, piece in enumerate(pieces):
                 piece.copy_(self._receive(self._parent, down, piece, number))
                 if number == 0:
                     down = make_header(DOWN)
                     down = replace(down, signature=self._signature) if self._compares else down
                 self._exchange.send_piece(self._children, down, piece, number)
-        self._exchange.note_message(down, total)
+        self._exchange.on_send(down, total)
 
     def _compare_aside(self, own: Header) -> None:
         """Compare models over links that are not of the tree."""
@@ -148,8 +141,8 @@ class TreeSum:
 def _count_waits(tree: SpanningTree, agent: int) -> dict[int, int]:
     """Return by how many time-outs an agent waits longer for each message of a step.
 
-    Whoever a message depends on waits for less: on the way up agents that are lower in the tree, on
-    the way down all of these and agents that are nearer to the root.
+    Whoever a message depends on, lower in the tree or, on the way down, nearer to the root, waits
+    less.
     """
     level, node = 0, agent
     while node != tree.root:
@@ -163,22 +156,13 @@ def integer_type(bits: MaskBits) -> torch.dtype:
 
 
 def as_integers(words: MaskWords) -> Tensor:
-    """Return integers modulo 2^B as signed ones with the same bits, which torch can add up.
-
-    >>> import numpy as np
-    >>> as_integers(np.array([65535, 1], np.uint16)).tolist()
-    [-1, 1]
-    """
+    """Return integers modulo 2^B as signed ones with the same bits, which torch can add up."""
     return torch.from_numpy(words.view(f"i{words.itemsize}"))
 
 
 def digest_model(parameters: Tensor) -> bytes:
     """Return a digest by which agents compare their models.
 
-    SHA-256, as processors have instructions for it: other hash functions take twice as long.
-    Nobody finds two models with one digest, not even an insider who chooses the sums.
-
-    >>> digest_model(torch.zeros(3)) == digest_model(torch.tensor([0.0, 0.0, -0.0]))
-    False
+    SHA-256, as processors have instructions for it, and nobody finds two models with one digest.
     """
     return hashlib.sha256(parameters.numpy().data).digest()

@@ -10,12 +10,14 @@ from corn.transport.channel import (
     Channel,
     ChannelClosedError,
     Credentials,
+    Dropout,
+    LinkError,
     Purpose,
     TamperedError,
 )
-from corn.transport.links import Dropout, Link, LinkError, LinkOpener, Traffic, open_links
+from corn.transport.links import Link, LinkOpener, Traffic, open_links
 from corn.transport.listener import Address, Listener, UnreachableError, dial
-from corn.transport.store import MemoryStore, RemoteStore, Store, StoreHost, StoreLostError
+from corn.transport.store import MemoryStore, RemoteStore, StoreHost, StoreLostError
 
 __all__ = [
     "NO_SESSION",
@@ -31,7 +33,6 @@ __all__ = [
     "MemoryStore",
     "Purpose",
     "RemoteStore",
-    "Store",
     "StoreHost",
     "StoreLostError",
     "TamperedError",

@@ -1,18 +1,12 @@
 """Secure channels: TCP connections whose two ends have proved that they hold keys of the roster.
 
-They begin with the handshake KK of the Noise protocol framework (noiseprotocol.org, revision 34),
-``Noise_KK_25519_AESGCM_SHA256``, between two agents that know each other's public key. It gives
+They begin with ``Noise_KK_25519_AESGCM_SHA256`` (noiseprotocol.org, revision 34), between two
+agents that know each other's public key. It gives authentication, forward secrecy by ephemeral
+keys, and binding: both ends must have the same roster, purpose, session and agents.
 
-- authentication: only the holders of the two identity keys can complete it;
-- forward secrecy: traffic that was recorded cannot be read with identity keys stolen later, as each
-  end contributes an ephemeral key;
-- binding: both ends must have the same prologue, which names roster, purpose, session and agents,
-  so that a handshake for one purpose or run never completes another.
-
-After it every record is sealed with AES-256-GCM, under one key per direction and a counter as
-nonce. Keys are new for each channel, so no nonce repeats, after a crash either. A record that was
-changed, repeated, omitted or invented does not open, and the channel is broken from then on. The
-length of a message is sealed too: no byte of a stranger decides how much is read.
+After it every record is sealed with AES-256-GCM, under one key per direction, new for each channel,
+and a counter as nonce. A record that was changed, repeated, omitted or invented does not open, and
+the channel is broken from then on. The length of a message is sealed too.
 """
 
 from __future__ import annotations
@@ -25,7 +19,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import NamedTuple, final
 
 from cryptography.exceptions import InvalidTag
@@ -78,6 +72,25 @@ class ChannelClosedError(PublicError):
     """The other end is gone, or the connection is."""
 
 
+class Dropout(StrEnum):
+    """The way in which the loss of a neighbour was noticed, as notes of a run name it."""
+
+    CLOSED = "closed its connection"
+    SILENT = "sent nothing for {seconds:g} s (time-out)"
+    STALLED = "is alive, but its step does not end"
+    TAMPERED = "is no longer linked, as somebody tampered with the connection"
+    MISBEHAVED = "is no longer linked, as it broke the protocol ({error})"
+    DIFFERENT = "is no longer linked, as it has another model"
+
+
+class LinkError(PublicError):
+    """The loss of a neighbour or of the link to it; ``dropout`` says how it was noticed."""
+
+    def __init__(self, message: str, dropout: Dropout = Dropout.CLOSED) -> None:
+        self.dropout = dropout
+        super().__init__(message)
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class Credentials:
@@ -122,10 +135,9 @@ _AGREEMENTS = ((("e", "s"), ("s", "s")), (("e", "e"), ("s", "e")))
 
 @final
 class NoiseHandshake:
-    """One end of a handshake ``Noise_KK_25519_AESGCM_SHA256``: two messages of 48 bytes.
+    """One end of a handshake: two messages of 48 bytes, without payload, the initiator's first.
 
-    The initiator writes the first and the responder the second, both without payload. The names are
-    those of the specification: h is the hash of all that both ends have seen, ck the chaining key.
+    Names are those of the specification: h is the hash of all that was seen, ck the chaining key.
     """
 
     def __init__(
@@ -136,8 +148,7 @@ class NoiseHandshake:
         self._peer = {"s": peer_key[:AGREEMENT_KEY_BYTES]}
         self._is_initiator = is_initiator
         self._num_messages = 0
-        # The specification pads a name of at most 32 bytes with zeros instead of hashing it; this
-        # one has 28.
+        # The specification pads a name of at most 32 bytes with zeros instead of hashing it.
         self._h = self._ck = _PROTOCOL.ljust(32, b"\0")
         self._key = b""
         own, peer = identity.public_key[:AGREEMENT_KEY_BYTES], self._peer["s"]
@@ -206,8 +217,7 @@ class _Cipher:
     def __init__(self, key: bytes) -> None:
         self._key = key
         self._aes = AESGCM(key)
-        # The nonce. It never goes back, for a new key either, and keys live no longer than the
-        # channel.
+        # The nonce, which never goes back, for a new key either.
         self._count = 0
 
     def seal(self, data: memoryview, into: memoryview) -> None:
@@ -231,8 +241,7 @@ class _Cipher:
 class Channel:
     """Messages to and from one agent, in order, over a connection with both ends proved.
 
-    One thread may send while another receives. Both block, until the other end is gone or
-    :meth:`close` is called from any thread.
+    One thread may send while another receives. Both block, until either end closes.
     """
 
     def __init__(self, connection: socket.socket, peer: int, keys: tuple[bytes, bytes]) -> None:
@@ -256,8 +265,7 @@ class Channel:
 
     def receive(self, *, max_bytes: int) -> memoryview:
         """Return the next message; raise ``ChannelClosedError`` or ``TamperedError``."""
-        # One deadline for the whole message: a peer that sends a byte now and then cannot extend
-        # it.
+        # One deadline for the whole message, which a byte now and then does not extend.
         deadline = None if self._seconds is None else time.monotonic() + self._seconds
         header = bytearray(_LENGTH.size)
         self._receive_record(memoryview(header), deadline)
@@ -277,8 +285,7 @@ class Channel:
     def poll(self) -> bool | None:
         """Return whether bytes have arrived, or None if either end has closed the connection."""
         try:
-            # A closed connection is readable and has no bytes. poll, unlike select, has no limit of
-            # 1024 descriptors.
+            # A closed connection is readable and has no bytes. select has a limit of descriptors.
             waiting = select.poll()
             waiting.register(self._socket, select.POLLIN)
             return bool(waiting.poll(0)) and (bool(self._socket.recv(1, socket.MSG_PEEK)) or None)
@@ -348,8 +355,7 @@ def initiate(
 ) -> Channel:
     """Complete a handshake on a connection that this end opened, before a time of the clock.
 
-    Raise ``TamperedError`` or ``ChannelClosedError`` where the other end is not this agent of the
-    roster, or has other terms.
+    Raise ``TamperedError`` or ``ChannelClosedError`` for another agent, or one with other terms.
     """
     greeting = Greeting(purpose, credentials.agent, peer)
     handshake = begin_handshake(credentials, greeting, session, is_initiator=True)
@@ -376,8 +382,7 @@ def respond(
 ) -> Channel:
     """Complete a handshake on a connection that the other end opened; see :func:`initiate`.
 
-    ``on_proof`` is called once the first message has proved a key of the roster, which a copy of an
-    earlier first message does too.
+    ``on_proof`` is called once the first message, or a copy of one, has proved a key of the roster.
     """
     peer = greeting.initiator
     if greeting.responder != credentials.agent:

@@ -1,8 +1,6 @@
 """Links: one secure channel per edge of the graph, with a thread to send and one to receive.
 
-A message that arrives is kept until the agent asks for it, and one to be sent leaves while the
-agent computes. A fault ends that link and no other, and agents that are not neighbours are not
-connected at all. The roster decides which of two neighbours connects to the other.
+A fault ends that link and no other. The roster decides which of two neighbours connects.
 """
 
 from __future__ import annotations
@@ -15,13 +13,19 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import final
 
-from corn.errors import PublicError
 from corn.topology import opens_link
-from corn.transport.channel import Channel, ChannelClosedError, Credentials, Purpose, TamperedError
-from corn.transport.listener import Address, Listener, UnreachableError, dial
+from corn.transport.channel import (
+    Channel,
+    ChannelClosedError,
+    Credentials,
+    Dropout,
+    LinkError,
+    Purpose,
+    TamperedError,
+)
+from corn.transport.listener import Address, Listener, dial
 
 # No other message begins like this.
 _HEARTBEAT = b"corn/hbt"
@@ -29,25 +33,6 @@ _HEARTBEAT = b"corn/hbt"
 _MAX_ARRIVED = 32
 # A condition is not woken when another agent refuses at the store, so waits are cut into pieces.
 _SECONDS_BETWEEN_CHECKS = 0.2
-
-
-class Dropout(StrEnum):
-    """The way in which the loss of a neighbour was noticed."""
-
-    CLOSED = "closed"
-    SILENT = "silent"
-    STALLED = "stalled"
-    TAMPERED = "tampered"
-    MISBEHAVED = "misbehaved"
-    DIFFERENT = "different"
-
-
-class LinkError(PublicError):
-    """The loss of a neighbour or of the link to it; ``dropout`` says how it was noticed."""
-
-    def __init__(self, message: str, dropout: Dropout = Dropout.CLOSED) -> None:
-        self.dropout = dropout
-        super().__init__(message)
 
 
 @dataclass
@@ -104,8 +89,8 @@ class Link:
     ) -> memoryview:
         """Return the next message, or raise ``LinkError``.
 
-        The neighbour is lost where nothing at all arrives for so many seconds, which count from
-        ``since`` on the monotonic clock, by default from now; or heartbeats alone until the limit.
+        The neighbour is lost where nothing arrives for so many seconds, which count from ``since``,
+        by default from now; or heartbeats alone until the limit.
         """
         began = time.monotonic()
         since = began if since is None else since
@@ -220,7 +205,7 @@ class LinkOpener:
         self._credentials = credentials
         self._session = session
         self._addresses = addresses
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._purpose = purpose
         # Channels that others have opened, each until it is taken.
         self._waiting: dict[int, Channel] = {}
@@ -228,18 +213,6 @@ class LinkOpener:
         self._is_closed = False
         # Agents may connect before this one asks for them.
         listener.handle(purpose, session, self._accept)
-
-    def open(
-        self,
-        peer: int,
-        *,
-        timeout: float,
-        check: Callable[[], None] = lambda: None,
-        connects: bool | None = None,
-    ) -> Link:
-        """Return a link to a neighbour, which must do the same; see :meth:`open_channel`."""
-        channel = self.open_channel(peer, timeout=timeout, check=check, connects=connects)
-        return Link(channel, max_bytes=self._max_bytes)
 
     def open_channel(
         self,
@@ -262,18 +235,15 @@ class LinkOpener:
         # The address is the other agent's own statement, and may be missing.
         if peer not in self._addresses:
             raise LinkError(f"agent {peer} published no address at which it accepts")
-        try:
-            return dial(
-                self._addresses[peer],
-                own,
-                peer,
-                self._purpose,
-                session=self._session,
-                timeout=timeout,
-                check=check,
-            )
-        except UnreachableError as error:
-            raise LinkError(str(error)) from error
+        return dial(
+            self._addresses[peer],
+            own,
+            peer,
+            self._purpose,
+            session=self._session,
+            timeout=timeout,
+            check=check,
+        )
 
     @property
     def waiting(self) -> frozenset[int]:
@@ -342,7 +312,8 @@ def open_links(
 
     def open_one(peer: int) -> None:
         try:
-            links[peer] = opener.open(peer, timeout=timeout, check=check, connects=connects)
+            channel = opener.open_channel(peer, timeout=timeout, check=check, connects=connects)
+            links[peer] = Link(channel, max_bytes=opener.max_bytes)
         except LinkError:
             if needs_all:
                 raise

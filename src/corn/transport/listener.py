@@ -1,23 +1,21 @@
 """One open port per agent: connections of agents are handed over, those of strangers are closed.
 
 A stranger can connect and send anything. It costs one of a few places for some seconds, and reaches
-nothing beyond the handshake of :mod:`corn.transport.channel`. When all places are taken, the
-address with the most connections without proof of a key loses its oldest. An agent of the roster
-has a few connections for each purpose, and loses the oldest if it opens more.
+nothing beyond the handshake of :mod:`corn.transport.channel`. When all places are taken, the oldest
+connection without proof of a key loses its own. An agent of the roster has a few connections for
+each purpose, and loses the oldest if it opens more.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import final
 
-from corn.errors import CornError, PublicError
+from corn.errors import CornError
 from corn.parsing import format_address
 from corn.transport.channel import (
     GREETING_BYTES,
@@ -26,6 +24,7 @@ from corn.transport.channel import (
     ChannelClosedError,
     Credentials,
     Greeting,
+    LinkError,
     Purpose,
     TamperedError,
     decode_greeting,
@@ -38,8 +37,7 @@ Address = tuple[str, int]
 _MAX_PORT = (1 << 16) - 1
 Handler = Callable[[Channel], None]
 
-# Long enough for a machine under load, and short enough that strangers do not hold places
-# (docs/security.md).
+# Enough for a machine under load, and so little that strangers do not hold places.
 _SECONDS_TO_GREET = 5.0
 _MAX_GREETING = 64
 _BACKLOG = 256
@@ -53,14 +51,13 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 _SECONDS_TO_CONNECT = 2.0
 
 
-class UnreachableError(PublicError):
+class UnreachableError(LinkError):
     """No channel to an agent could be opened in time.
 
     A program ``is_listening`` at its address without a proof of the agent's key.
     """
 
     def __init__(self, address: Address, peer: int, timeout: float, *, is_listening: bool) -> None:
-        self.peer = peer
         self.is_listening = is_listening
         where = format_address(address)
         super().__init__(
@@ -73,11 +70,10 @@ class UnreachableError(PublicError):
 
 @final
 class Listener:
-    """The port at which other agents reach this one.
+    """The port at which other agents reach this one; none without an address.
 
     Connections for a purpose without a handler are closed. A handler runs in the thread of its
-    connection, and owns the channel. Port 0 takes any that is free. Without an address no port is
-    open, for an agent that only connects outward.
+    connection, and owns the channel.
     """
 
     def __init__(self, address: Address | None, credentials: Credentials) -> None:
@@ -93,12 +89,11 @@ class Listener:
         self._credentials = credentials
         # Replaced as a whole and never changed in place, so that threads read it without the lock.
         self._handlers: Mapping[Purpose, tuple[bytes, Handler]] = {}
-        # The address of each connection whose handshake is under way, the oldest first.
-        self._greeting: dict[socket.socket, str] = {}
+        # The connections whose handshake is under way, the oldest first.
+        self._greeting: list[socket.socket] = []
         self._proved: set[socket.socket] = set()
         self._served: dict[tuple[Purpose, int], list[Channel]] = {}
-        # The thread of a connection that lost its place needs a moment to end. A flood must not be
-        # faster than they do.
+        # Threads of connections that lost their places need a moment to end, also in a flood.
         self._threads = threading.Semaphore(2 * _MAX_GREETING)
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -133,8 +128,7 @@ class Listener:
             try:
                 connection, _ = listening.accept()
             except OSError:
-                # The listener is closed, or this process has too many open files, of which those
-                # of strangers close soon.
+                # The listener is closed, or this process has too many open files for a moment.
                 time.sleep(_FIRST_PAUSE)
                 continue
             with self._lock:
@@ -143,10 +137,10 @@ class Listener:
                     return
                 if len(self._greeting) >= _MAX_GREETING:
                     evicted = self._choose_evicted()
-                    del self._greeting[evicted]
+                    self._greeting.remove(evicted)
                     self._proved.discard(evicted)
                     _close(evicted)
-                self._greeting[connection] = _name_source(connection)
+                self._greeting.append(connection)
             # Not under the lock: a thread that ends needs the lock to give back its place.
             self._threads.acquire()
             try:
@@ -160,11 +154,8 @@ class Listener:
         """Return the connection that loses its place, while the lock is held."""
         # An agent proves its key with its first bytes, and then waits for one round trip, in which
         # a flood must not evict it. Copies of first messages count as proved too.
-        unproved = [one for one in self._greeting if one not in self._proved]
-        candidates = unproved or list(self._greeting)
-        counts = Counter(self._greeting[one] for one in candidates)
-        # An address evicts its own connections, of which the oldest goes: agents greet at once.
-        return max(candidates, key=lambda one: counts[self._greeting[one]])
+        unproved = (one for one in self._greeting if one not in self._proved)
+        return next(unproved, next(iter(self._greeting)))
 
     def _welcome(self, connection: socket.socket) -> None:
         """Complete the handshake of a connection, and hand it over."""
@@ -213,7 +204,8 @@ class Listener:
 
     def _forget(self, connection: socket.socket) -> None:
         with self._lock:
-            self._greeting.pop(connection, None)
+            if connection in self._greeting:
+                self._greeting.remove(connection)
             self._proved.discard(connection)
         self._threads.release()
 
@@ -271,17 +263,6 @@ def open_port(address: Address) -> socket.socket:
     if address[0]:
         family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
     return socket.create_server(address, family=family, backlog=_BACKLOG)
-
-
-def _name_source(connection: socket.socket) -> str:
-    """Return the network that a connection comes from: an IPv4 address, or a /64 of IPv6."""
-    try:
-        host = str(connection.getpeername()[0]).partition("%")[0]
-        address = ipaddress.ip_address(host)
-    except (OSError, ValueError):
-        return ""
-    # One site has a whole /64, and could use a new address for each connection.
-    return host if address.version == 4 else str(ipaddress.ip_network((host, 64), strict=False))
 
 
 def _check_port(address: Address) -> None:

@@ -1,8 +1,7 @@
 """The store: the place where agents leave entries for each other before the first step.
 
-One agent, or its launcher, hosts it. Only agents of the roster reach it, over secure channels. The
-host may read entries, and may withhold them. It cannot change or invent any, as agents sign them
-(:mod:`corn.distributed.rendezvous`).
+One agent, or its launcher, hosts it, for agents of the roster only. It cannot change or invent
+entries, as agents sign them (:mod:`corn.distributed.rendezvous`).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Protocol, final
+from typing import final
 
 from corn.errors import PublicError
 from corn.noise.stream import decode_fields, encode_fields
@@ -25,8 +24,7 @@ from corn.transport.channel import (
 )
 from corn.transport.listener import Address, Listener, UnreachableError
 
-# Limits for an agent of the roster that is damaged or malicious: it must not fill the host's
-# memory.
+# Limits for a damaged or malicious agent: it must not fill the host's memory.
 _MAX_WORD_BYTES = 1 << 21
 _MAX_REQUEST_BYTES = 1 << 22
 _MAX_BYTES_PER_AGENT = _MAX_ANSWER_BYTES = 1 << 26
@@ -43,38 +41,26 @@ class StoreLostError(PublicError):
         super().__init__("the rendezvous store is gone")
 
 
-class Store(Protocol):
-    """Entries by key. An entry is written once and never changes."""
-
-    def set(self, key: str, entry: bytes) -> bytes:
-        """Write an entry, unless the key has one already; return the entry that it has."""
-
-    def get(self, keys: Sequence[str], seconds: float = 0.0) -> list[bytes | None]:
-        """Return the entries of keys, None where there is none.
-
-        Wait until all are there, but no longer than so many seconds, and half a second at most.
-        """
-
-
-@final
 class MemoryStore:
-    """A store in this process."""
+    """A store in this process: entries by key. An entry is written once and never changes."""
 
     def __init__(self) -> None:
         self._entries: dict[str, bytes] = {}
         self._changed = threading.Condition()
 
     def set(self, key: str, entry: bytes) -> bytes:
-        """See ``Store``."""
+        """Write an entry, unless the key has one already; return the entry that it has."""
         with self._changed:
-            # The first entry counts. A repeated request, after a cut connection, finds its own
-            # entry and succeeds.
+            # The first entry counts. A repeated request finds its own entry and succeeds.
             found = self._entries.setdefault(key, entry)
             self._changed.notify_all()
             return found
 
     def get(self, keys: Sequence[str], seconds: float = 0.0) -> list[bytes | None]:
-        """See ``Store``."""
+        """Return the entries of keys, None where there is none.
+
+        Wait until all are there, but no longer than so many seconds, and half a second at most.
+        """
         # Bounded, so that a client notices a signal, and a host the end of a client.
         deadline = time.monotonic() + min(seconds, _LONGEST_WAIT)
         with self._changed:
@@ -123,8 +109,7 @@ class StoreHost:
     def _answer(self, peer: int, request: list[bytes]) -> bytes | None:
         if len(request) == 3 and request[0] == b"set":
             key = request[1].decode(errors="replace")
-            # The peer is proved by the handshake. An honest agent never writes under another's
-            # number, so a refusal closes the connection.
+            # The handshake proves the peer, and an honest one writes under its own number only.
             if not self._may_write(peer, key, len(request[2])):
                 return None
             return self.entries.set(key, request[2])
@@ -155,8 +140,7 @@ class RemoteStore:
     """A store that another process hosts, at the other end of a channel.
 
     A connection that somebody cuts or disturbs is opened again, and the request repeated: an entry
-    is written once, and reading changes nothing. ``connect`` opens a channel to the host within so
-    many seconds: ``wait`` at first. Answers must come within ``timeout``.
+    is written once. The first connection may take ``wait`` seconds, an answer ``timeout``.
     """
 
     def __init__(self, connect: Callable[[float], Channel], *, timeout: float, wait: float) -> None:
@@ -166,11 +150,11 @@ class RemoteStore:
         self._channel = self._open(wait)
 
     def set(self, key: str, entry: bytes) -> bytes:
-        """See ``Store``."""
+        """See ``MemoryStore``."""
         return bytes(self._ask(encode_fields("set", key, entry)))
 
     def get(self, keys: Sequence[str], seconds: float = 0.0) -> list[bytes | None]:
-        """See ``Store``."""
+        """See ``MemoryStore``."""
         milliseconds = int(1000 * min(seconds, _LONGEST_WAIT))
         found = decode_fields(self._ask(encode_fields("get", milliseconds, *keys)))
         # The host is not trusted. An answer of another shape is treated as a loss, not indexed.
