@@ -34,20 +34,25 @@ def flood(listener: Listener, source: str) -> list[socket.socket]:
     return strangers
 
 
-@pytest.mark.parametrize("source", [LOCALHOST, "127.0.0.2"])
+@pytest.mark.parametrize(
+    ("is_proved", "source"), [(True, LOCALHOST), (False, "127.0.0.2"), (True, "127.0.0.2")]
+)
 def test_a_flood_of_strangers_does_not_displace_an_agent(
-    opened: tuple[Listener, "queue.Queue[Channel]"], source: str
+    opened: tuple[Listener, "queue.Queue[Channel]"], is_proved: bool, source: str
 ) -> None:
-    """Once it has proved its key, which it does with its first bytes."""
+    """Before its proof if they come from another address, and after its proof in any case."""
     listener, arrived = opened
     credentials = make_credentials(1, 2)
     greeting = Greeting(Purpose.LINK, 1, 0)
     handshake = begin_handshake(credentials, greeting, NO_SESSION, is_initiator=True)
     first = greeting.encode() + handshake.write()
     with socket.create_connection((LOCALHOST, listener.port), timeout=20) as connection:
-        connection.sendall(first)
-        connection.recv(1, socket.MSG_PEEK)
+        if is_proved:
+            connection.sendall(first)
+            connection.recv(1, socket.MSG_PEEK)
         strangers = flood(listener, source)
+        if not is_proved:
+            connection.sendall(first)
         handshake.read(connection.recv(HANDSHAKE_BYTES, socket.MSG_WAITALL))
         Channel(connection, 0, handshake.split()).send(b"")
         channel = arrived.get(timeout=20)

@@ -263,15 +263,11 @@ def _print_ledgers(agents: list[dict[str, Any]], delta: str, names: Sequence[str
             releases = f"{plan['releases']} of {plan['planned_steps']}"
             changed = {"plan": plan["plan"][:16], "releases": releases, "state": state}
             plans.append({**plan, "agent": agent, **changed})
-        totals.append(
-            {
-                "agent": agent,
-                **own["total"],
-                # A lost ledger hides releases, so the sum of the others is no upper bound.
-                "epsilon": "at least " * own["is_lower_bound"] + round_up(own["total"]["epsilon"]),
-                "epsilon_of_whole_data": own["agent_total"]["epsilon"],
-            }
-        )
+        # A lost ledger hides releases, so the sum of the others is no upper bound.
+        about = "at least " * own["is_lower_bound"]
+        whole = about + round_up(own["agent_total"]["epsilon"])
+        total = {"epsilon": about + round_up(own["total"]["epsilon"])}
+        totals.append({"agent": agent, **own["total"], **total, "epsilon_of_whole_data": whole})
     columns = ["agent", "plan", "unit", "max_colluders", "releases", "epsilon"]
     columns += ["promised_epsilon", "state"]
     print_rows(
@@ -282,8 +278,9 @@ def _print_ledgers(agents: list[dict[str, Any]], delta: str, names: Sequence[str
     columns = ["agent", "epsilon", "unit", "max_colluders", "epsilon_of_whole_data"]
     print_rows(f"total ε of all plans at δ = {delta}", totals, columns)
     worst = max((own["total"] for own in agents), key=lambda total: total["epsilon"])
-    print_note(f"the largest total is {worst['statement']}")
-    if any(math.isinf(own["epsilon_of_whole_data"]) for own in totals):
+    if not any(own["is_lower_bound"] for own in agents):
+        print_note(f"the largest total is {worst['statement']}")
+    if any(math.isinf(own["agent_total"]["epsilon"]) for own in agents):
         print_note(
             "a plan for samples promises nothing for an agent's whole data, so no total does"
         )

@@ -72,7 +72,7 @@ from corn.learn.sweep import catch_interruption
 from corn.learn.tasks import MeanLoss, Task
 from corn.learn.tasks.module import make_task
 from corn.learn.user_model import UserModel
-from corn.noise import ReleaseLedger, Secret
+from corn.noise import ReleaseLedger, Secret, load_identity
 from corn.noise.stream import STREAM_FORMAT
 from corn.plan import Plan, fingerprint, load_plan, save_plan
 from corn.topology import list_connections
@@ -249,6 +249,13 @@ def run_steps(
             planned = check_guarantee(plan, agent).precision
             required.check(plan, agent)
             folders = None if out is None else make_folders(out, agent)
+            # A ledger beside another key would not count releases under this one.
+            key = load_identity(rendezvous.keys / f"agent-{agent}.key")
+            if key.public_key != rendezvous.credentials.identity.public_key:
+                raise InvalidArgumentError(
+                    f"keys must be the folder of the key in use, found another key in "
+                    f"{rendezvous.keys}"
+                )
             # Opening the ledger begins a run: it locks the file, so that no second process releases
             # under the same count until the end, and writes a nonce that was never used before.
             precision = settings.precision_of(plan, agent, planned)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import cache
 from typing import final
 
 import networkx as nx
@@ -99,13 +98,14 @@ class Membership:
             if said.step == last[subject.author][0]:
                 last[subject.author][1].update({subject.first, subject.second} - {subject.author})
 
-        @cache
-        def count(agent: int, number: int) -> int:
-            step, awaited = last.get(agent, (-1, set[int]()))
-            behind = awaited - {self.agent} if step == number else ()
-            return 1 + max(count(each, number - 1) for each in behind) if behind else 0
-
-        return count(peer, number - 1)
+        # In the order of their messages, not by recursion: a chain may have thousands of agents.
+        lengths: dict[int, int] = {}
+        for agent in sorted(last, key=lambda author: last[author][0]):
+            step, awaited = last[agent]
+            behind = awaited - {self.agent}
+            rest = (lengths[each] for each in behind if last.get(each, (-1,))[0] == step - 1)
+            lengths[agent] = 1 + max(rest, default=0) if behind else 0
+        return lengths[peer] if last.get(peer, (-1,))[0] == number - 1 else 0
 
     def merge(self, news: News) -> None:
         """Add another agent's knowledge, which was checked."""

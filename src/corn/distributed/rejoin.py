@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from corn.distributed.agent import AgentRun
 
 _MAX_REQUEST_BYTES = 1 << 20
+_MAX_SHAPE_BYTES = 200
 # Room for both sides of a difference between terms.
 _MAX_REFUSAL = 5000
 _SECONDS_TO_ANSWER = 1.0
@@ -295,8 +296,12 @@ class Returns:
 
     def _answer(self, channel: Channel, step: int, membership: Membership) -> None:
         agent, run = channel.peer, self._run
+        data = _receive(channel, max_bytes=_MAX_REQUEST_BYTES)
+        # It is gone, or somebody on the network cut its request off: it may ask again.
+        if not data or channel.poll() is None:
+            channel.close()
+            return
         try:
-            data = _receive(channel, max_bytes=_MAX_REQUEST_BYTES)
             hello: Hello = build(Hello, parse_json(data), "the request")
         except InvalidArgumentError:
             # Each time would cost this agent a wait.
@@ -444,6 +449,9 @@ def decode_state(data: memoryview) -> dict[str, Tensor]:
         raise ProtocolError("sent a state that cannot be read")
     state = dict[str, Tensor]()
     for name, kind, shape, values in zip(*[iter(fields[1:])] * 4, strict=True):
+        # Numbers of any length would take hours to multiply.
+        if len(shape) > _MAX_SHAPE_BYTES:
+            raise ProtocolError("sent a tensor of too many dimensions")
         try:
             dtype = _DTYPES[kind.decode()]
             sizes = [int(size) for size in shape.decode().split(",") if size]
@@ -451,6 +459,6 @@ def decode_state(data: memoryview) -> dict[str, Tensor]:
                 raise ProtocolError("sent a tensor of another shape than it says")
             flat = torch.frombuffer(bytearray(values), dtype=dtype) if values else torch.empty(0)
             state[name.decode()] = flat.to(dtype).view(sizes)
-        except (KeyError, ValueError, RuntimeError) as error:
+        except (KeyError, ValueError, RuntimeError, TypeError, OverflowError) as error:
             raise ProtocolError("sent a state of unknown tensors") from error
     return state

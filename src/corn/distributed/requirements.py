@@ -154,7 +154,8 @@ class Requirements:
 class ReleaseTotal:
     """The ε of an agent before a run, of the run by itself, and after it at most; for its owner.
 
-    With ``problems`` of ledgers, totals are lower bounds. ``drops_agent``: plans before promised
+    With ``problems`` of ledgers, totals are lower bounds. ``uncounted`` are other folders beside the
+    keys that have ledgers, perhaps of the same data. ``drops_agent``: plans before promised
     something for the agent's whole data, and nothing does any more.
     """
 
@@ -162,6 +163,7 @@ class ReleaseTotal:
     added: TotalLoss
     after: TotalLoss
     problems: tuple[str, ...] = ()
+    uncounted: tuple[Path, ...] = ()
     drops_agent: bool = False
 
     def describe(self) -> str:
@@ -174,7 +176,14 @@ class ReleaseTotal:
         ]
         if self.drops_agent:
             parts.append("nothing is promised for the agent's whole data any more")
-        return "; ".join([*parts, *self.problems])
+        parts += self.problems
+        if self.uncounted:
+            names = ", ".join(path.name for path in self.uncounted)
+            parts.append(
+                f"not counted are the ledgers in {names}: name those of the same data as other "
+                "keys (--other-keys)"
+            )
+        return "; ".join(parts)
 
     def require_within(self, requirements: Requirements) -> None:
         """Raise ``RequirementError`` if the total after the run is unknown or above the limit."""
@@ -220,6 +229,7 @@ def compose_total(
         for one in [record.expense]
     ]
     added = min(num_steps, ledger.remaining)
+    counted = [folder.resolve() for folder in (keys, *requirements.other_keys)]
     # Losses add up for one unit only: one for samples says nothing about an agent's whole data.
     common = common_unit([*others, own])
 
@@ -231,6 +241,12 @@ def compose_total(
         added=compose(replace(own, num_releases=added)),
         after=compose(*others, replace(own, num_releases=own.num_releases + added)),
         problems=history.problems,
+        # Folders of keys of other plans, by their usual names.
+        uncounted=tuple(
+            folder
+            for folder in sorted(keys.resolve().parent.glob("*.keys"))
+            if folder not in counted and any(folder.glob("agent-*.ledger"))
+        ),
         drops_agent=common == "sample" and any(o.query.unit == "agent" for o in others),
     )
     total.require_within(requirements)

@@ -1,16 +1,18 @@
 """One open port per agent: connections of agents are handed over, those of strangers are closed.
 
 A stranger can connect and send anything. It costs one of a few places for some seconds, and reaches
-nothing beyond the handshake of :mod:`corn.transport.channel`. When all places are taken, the oldest
-connection without proof of a key loses its own. An agent of the roster has a few connections for
-each purpose, and loses the oldest if it opens more.
+nothing beyond the handshake of :mod:`corn.transport.channel`. When all places are taken, the
+address with the most connections without proof of a key loses its oldest. An agent of the roster
+has a few connections for each purpose, and loses the oldest if it opens more.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import final
@@ -89,8 +91,8 @@ class Listener:
         self._credentials = credentials
         # Replaced as a whole and never changed in place, so that threads read it without the lock.
         self._handlers: Mapping[Purpose, tuple[bytes, Handler]] = {}
-        # The connections whose handshake is under way, the oldest first.
-        self._greeting: list[socket.socket] = []
+        # The address of each connection whose handshake is under way, the oldest first.
+        self._greeting: dict[socket.socket, str] = {}
         self._proved: set[socket.socket] = set()
         self._served: dict[tuple[Purpose, int], list[Channel]] = {}
         # Threads of connections that lost their places need a moment to end, also in a flood.
@@ -137,10 +139,10 @@ class Listener:
                     return
                 if len(self._greeting) >= _MAX_GREETING:
                     evicted = self._choose_evicted()
-                    self._greeting.remove(evicted)
+                    del self._greeting[evicted]
                     self._proved.discard(evicted)
                     _close(evicted)
-                self._greeting.append(connection)
+                self._greeting[connection] = _name_source(connection)
             # Not under the lock: a thread that ends needs the lock to give back its place.
             self._threads.acquire()
             try:
@@ -154,8 +156,11 @@ class Listener:
         """Return the connection that loses its place, while the lock is held."""
         # An agent proves its key with its first bytes, and then waits for one round trip, in which
         # a flood must not evict it. Copies of first messages count as proved too.
-        unproved = (one for one in self._greeting if one not in self._proved)
-        return next(unproved, next(iter(self._greeting)))
+        unproved = [one for one in self._greeting if one not in self._proved]
+        candidates = unproved or list(self._greeting)
+        counts = Counter(self._greeting[one] for one in candidates)
+        # An address evicts its own connections, of which the oldest goes: agents greet at once.
+        return max(candidates, key=lambda one: counts[self._greeting[one]])
 
     def _welcome(self, connection: socket.socket) -> None:
         """Complete the handshake of a connection, and hand it over."""
@@ -204,8 +209,7 @@ class Listener:
 
     def _forget(self, connection: socket.socket) -> None:
         with self._lock:
-            if connection in self._greeting:
-                self._greeting.remove(connection)
+            self._greeting.pop(connection, None)
             self._proved.discard(connection)
         self._threads.release()
 
@@ -263,6 +267,17 @@ def open_port(address: Address) -> socket.socket:
     if address[0]:
         family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
     return socket.create_server(address, family=family, backlog=_BACKLOG)
+
+
+def _name_source(connection: socket.socket) -> str:
+    """Return the network that a connection comes from: an IPv4 address, or a /64 of IPv6."""
+    try:
+        host = str(connection.getpeername()[0]).partition("%")[0]
+        address = ipaddress.ip_address(host)
+    except (OSError, ValueError):
+        return ""
+    # One site has a whole /64, and could use a new address for each connection.
+    return host if address.version == 4 else str(ipaddress.ip_network((host, 64), strict=False))
 
 
 def _check_port(address: Address) -> None:
