@@ -124,8 +124,8 @@ def test_the_check_of_noise_has_its_level() -> None:
 def test_messages_follow_from_keys_in_two_ways(mixing: Mixing) -> None:
     """Shares of pairs come from keys that only the two of them can derive."""
     plan = agent_plan(mixing=mixing)
-    run = AuditedRun.of_seed(plan, 2, 50, seed=1)
-    assert check_keys(plan, run) == []
+    run = AuditedRun(plan, 2, 50, seed=1)
+    assert check_keys(run) == []
     gradients = torch.linspace(-0.1, 0.1, 50)
     for agent in range(plan.num_agents):
         found = run.send(gradients, 1, agent)

@@ -1,9 +1,9 @@
 """An audit of a plan: the strongest attackers against the code that runs, next to the promise.
 
 :func:`audit_plan` pairs each victim with an attacker (``views``). All agents run the library's own
-code (``run``), with a canary or without it (``observation``). Attackers score what they read
-(``attacks``), and what the scores prove is compared with :func:`promise_to`. Faults that need no
-victim are found by ``checks``.
+code, with a canary or without it (``run``; ``steps`` for whole steps). Attackers score what they
+read (``attacks``), and what the scores prove is compared with :func:`promise_to`. Faults that need
+no victim are found by ``checks``.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from corn.audit.attacks import (
     limit_errors,
 )
 from corn.audit.checks import MessageCheck, check_keys, check_messages, check_noise, check_sampler
-from corn.audit.observation import Observation, StepObservation, rate_of
 from corn.audit.run import AuditedRun, query_of
+from corn.audit.steps import StepRun, rate_of
 from corn.audit.views import StreamWeights, View, list_worst_views, sum_parts
 from corn.checks import require, require_count
 from corn.plan import Plan
@@ -49,18 +49,13 @@ _DELTAS = (1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.2)
 class Promise:
     """The privacy of one agent's unit over the audited releases.
 
-    Attributes:
-        epsilon: ε at ``delta``.
-        delta: δ.
-        mu: μ of Gaussian DP. No μ describes Poisson sampling: there it is the μ with the same AUC
-            as the best test.
-        points: (ε, δ) that hold together.
+    No μ describes Poisson sampling: there it is the μ with the same AUC as the best test.
     """
 
-    epsilon: float
+    epsilon: float  # at ``delta``
     delta: float
     mu: float
-    points: tuple[tuple[float, float], ...]
+    points: tuple[tuple[float, float], ...]  # (ε, δ) that hold together
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +132,7 @@ def audit_plan(
     num_releases: int | None = None,
     confidence: float = 0.99,
     seed: int = 0,
-    observation: Observation | None = None,
+    run: AuditedRun | None = None,
     track: Callable[[Sequence[tuple[int, View]]], Iterable[tuple[int, View]]] = iter,
 ) -> AuditReport:
     """Attack the code that runs a plan, and compare the result with what the plan promises.
@@ -152,7 +147,7 @@ def audit_plan(
         num_releases: the releases of each trial; None takes a number that suits the plan.
         confidence: of all verdicts together.
         seed: of keys, nonces, coins and canaries.
-        observation: releases that were observed otherwise, such as those of real processes.
+        run: messages that were made otherwise, such as those of real processes.
         track: shows the progress of a sequence.
     """
     require_count("trials", num_trials, least=100)
@@ -160,11 +155,10 @@ def audit_plan(
     require_count("releases", size, least=2)
     require(0 < confidence < 1, "confidence", "between 0 and 1", confidence)
     pairs = _pair_up(plan, victims, view)
-    if observation is None and through == "step":
-        observation = StepObservation(plan, num_trials=num_trials, num_releases=size, seed=seed)
-    elif observation is None:
-        observation = Observation(plan, AuditedRun.of_seed(plan, size, num_trials, seed=seed))
-    run, is_masked = observation.run, plan.decomposition.is_masked
+    if run is None:
+        make_run = StepRun if through == "step" else AuditedRun
+        run = make_run(plan, size, num_trials, seed=seed)
+    is_masked = plan.decomposition.is_masked
     # Alarms share one level: tests of the noise, of the sampler, of sums and of messages under
     # masks, and four of each finding: two attackers, each by rates and by μ.
     num_checks = 4 if is_masked else 2
@@ -173,13 +167,12 @@ def audit_plan(
     # Pairs are sorted by view: what all views read would not fit into memory.
     for attacker, of_view in groupby(track(pairs), key=lambda pair: pair[1]):
         chosen = (number for number, _ in of_view)
-        findings += _attack(observation, attacker, chosen, through=through, seed=seed, alpha=alpha)
+        findings += _attack(run, attacker, chosen, through=through, seed=seed, alpha=alpha)
     R = StreamWeights.of(plan.decomposition).hidden(())
     # Rounding to the grid adds an independent uniform error.
     R = R + np.eye(len(R)) * plan.grid**2 / 12
     # After the findings: ``add_canary`` notes faults too, such as messages that differ.
-    problems = [*check_noise(run.released, R, alpha=alpha), *check_keys(plan, run)]
-    problems += observation.problems
+    problems = check_noise(run.released, R, alpha=alpha) + check_keys(run) + run.problems
     first, attacker = pairs[0]
     messages = check_messages(run, attacker, seed=seed, alpha=alpha) if is_masked else None
     problems += messages.problems if messages else ()
@@ -200,10 +193,9 @@ def _pair_up(
         require(0 <= victim < n, "victim", f"in 0 … {n - 1}", victim)
         require(victim in honest, "victim", "an agent outside the view", victim)
     views = list_worst_views(plan) if view is None else [view] * n
+    pairs = ((victim, views[victim]) for victim in chosen)
     # Sorted by view, so that what a view observes is computed once.
-    return sorted(
-        ((victim, views[victim]) for victim in chosen), key=lambda one: (one[1].coalition, one[0])
-    )
+    return sorted(pairs, key=lambda one: (one[1].coalition, one[0]))
 
 
 def suggest_releases(plan: Plan, through: Through) -> int:
@@ -246,7 +238,7 @@ def promise_to(plan: Plan, victim: int, num_releases: int | None = None) -> Prom
 
 
 def _attack(
-    observation: Observation,
+    run: AuditedRun,
     view: View,
     victims: Iterable[int],
     *,
@@ -255,8 +247,8 @@ def _attack(
     alpha: float,
 ) -> Iterator[Finding]:
     """Attack each victim in every way that the view allows, and compare with the promise."""
-    plan, run = observation.plan, observation.run
-    streams, size = StreamWeights.of(plan.decomposition), len(run.releases)
+    plan, size = run.plan, len(run.releases)
+    streams = StreamWeights.of(plan.decomposition)
     # Without masks each honest agent is a part. All arrays have shape (releases, parts, trials).
     parts = run.find_parts(view)
     known = sum_parts(run.project(run.draw_known(view)), parts, axis=1)
@@ -270,7 +262,7 @@ def _attack(
     # Where no seeds are shared, insiders know no more than an eavesdropper.
     is_few = len(view.coalition) <= plan.threat.max_colluders
     for victim in victims:
-        signal, query = observation.add_canary(victim), query_of(plan, victim)
+        signal, query = run.add_canary(victim), query_of(plan, victim)
         # A few shares stand for the whole run; through the step, only what was released counts.
         promise = promise_to(plan, victim, size if through == "step" else None)
         position = next(k for k, part in enumerate(parts) if victim in part)

@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from scipy import stats
 
-from corn.audit.observation import rate_of
 from corn.audit.run import AuditedRun, make_choices, make_secret
+from corn.audit.steps import rate_of
 from corn.audit.views import StreamWeights, View
 from corn.checks import FloatArray, IntArray
 from corn.learn.batches import AgentData, Batch, BatchSampler
@@ -47,12 +47,11 @@ _NUMBERS = 8
 _MOST_BATCHES = 60
 
 
-def check_keys(plan: Plan, run: AuditedRun) -> list[str]:
-    """Return faults of keys that need no test.
+def check_keys(run: AuditedRun) -> list[str]:
+    """Return keys that agents should not have, equal keys of owners, and keys without effect.
 
-    These are keys that agents have although the plan does not give them those keys, equal keys of
-    different owners, and noise or masks that do not follow from the key of their owner, so that
-    anybody can draw them. In large networks the last is checked for some owners.
+    Noise or masks that do not follow from the key of their owner can be drawn by anybody. In large
+    networks this is checked for some owners.
     """
     leaked, equal = list[str](), list[str]()
     owners: dict[bytes, Owner] = {}
@@ -64,14 +63,14 @@ def check_keys(plan: Plan, run: AuditedRun) -> list[str]:
             if first != owner:
                 equal.append(f"{first} and {owner} have one key")
     # One of each kind shows the fault.
-    return [*leaked, *equal[:1], *islice(_find_public_streams(plan, run), 1)]
+    return [*leaked, *equal[:1], *islice(_find_public_streams(run), 1)]
 
 
-def _find_public_streams(plan: Plan, run: AuditedRun) -> Iterator[str]:
+def _find_public_streams(run: AuditedRun) -> Iterator[str]:
     """Draw again with another key of one owner, which must give other values."""
-    shares, step = plan.decomposition, run.releases[0][1]
+    shares, step = run.plan.decomposition, run.releases[0][1]
     # Private noise below the grid may not change an integer.
-    is_drawn = shares.private_variance > plan.grid**2
+    is_drawn = shares.private_variance > run.plan.grid**2
     drawn = [Owner((agent,)) for agent in np.flatnonzero(is_drawn).tolist()]
     drawn += [
         Owner(group, number)
@@ -99,13 +98,9 @@ def _find_public_streams(plan: Plan, run: AuditedRun) -> Iterator[str]:
 def check_noise(noise: FloatArray, covariance: FloatArray, *, alpha: float) -> list[str]:
     """Return what contradicts v ~ N(0, R), independent between releases, at level 1 − α.
 
-    Noise is multiplied by R^{-1/2}. Its means, variances and correlations over agents and releases
-    are then those of independent standard normals, whose exact tests share α.
-
-    Args:
-        noise: shape (releases, n, trials).
-        covariance: R, shape (n, n).
-        alpha: the probability of an alarm if the noise is right.
+    Noise, of shape (releases, n, trials), is multiplied by R^{-1/2}. Its means, variances and
+    correlations over agents and releases are then those of independent standard normals, whose
+    exact tests share α.
     """
     releases, n, trials = noise.shape
     values, vectors = np.linalg.eigh(covariance)
@@ -146,20 +141,12 @@ def check_noise(noise: FloatArray, covariance: FloatArray, *, alpha: float) -> l
 
 @dataclass(frozen=True)
 class MessageCheck:
-    """The tests of messages under masks, which need no victim.
+    """The tests of messages under masks, which need no victim."""
 
-    Attributes:
-        bits: B, of a word of a message.
-        num_words: the words of each test of uniformity.
-        num_tests: the number of these tests.
-        p_value: the smallest p-value of them, times their number.
-        problems: what contradicts the plan.
-    """
-
-    bits: int
-    num_words: int
+    bits: int  # B, of a word of a message
+    num_words: int  # of each test of uniformity
     num_tests: int
-    p_value: float
+    p_value: float  # the smallest of these tests, times their number
     problems: tuple[str, ...]
 
 

@@ -86,7 +86,7 @@ def audit_training(
         num_canaries: m, at most one for each sample of the data.
         confidence: of the bound.
         seed: of keys, coins and canaries.
-        method: another program than the plan's, to be judged by the plan's promise.
+        method: another program than the plan's, judged by the plan's promise.
         track: shows the progress of a range of steps.
     """
     if plan.budget.unit != "sample":

@@ -1,17 +1,17 @@
-"""A run of all agents whose keys the audit knows, and what each view reads of it.
+"""A run of all agents whose keys the audit knows, the canary in it, and what each view reads.
 
-:class:`AuditedRun` makes every message as an agent does: with keys from identities, the nonce of an
-attempt, and the ``AgentStepper`` of all releases. It reads messages as a view does, which has some
-of the keys, and computes them a second time by another way.
+The victim's gradient is a canary along a known direction u. Everything else is the worst case: the
+attacker knows all other data, so only noise and canary remain of what it reads. Each trial is
+reduced to the projections on u of what all agents released, which lose nothing about the canary.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -91,41 +91,74 @@ def make_choices(seed: int, trial: int) -> Choices:
     return SecretChoices(make_secret(seed, "coins", trial), make_secret(seed, "orders", trial))
 
 
-@dataclass(eq=False)
-class AuditedRun:
-    """Messages of all agents in some releases, with all keys, and what each view reads of them.
+class Signal(NamedTuple):
+    """The canary's part of the victim's releases, under both data sets."""
 
-    Attributes:
-        plan: that agents run.
-        releases: the place of each release.
-        num_trials: independent trials, for which coordinates of one release stand: streams are
-            drawn independently for each coordinate.
-        keys: those of each agent.
-        nonces: of each attempt.
-        direction: of the canary in the coordinates of a trial, shape (k,).
+    null: FloatArray  # shape (releases, trials): without the canary, or with its negation
+    alternative: FloatArray  # of this shape: with it
+    shift: float  # the change of a release that the plan accounts for
+    # The probability that the canary takes part in each release, as far as the attacker knows: 0 or
+    # 1 but for secret coins. Shape (releases, trials), or that of one number.
+    participation: FloatArray
+    is_replace: bool  # whether the other data set has the canary's negation, instead of nothing
+    rate: float | None = None  # at which coins take the canary into a release; None without coins
+
+
+def alternate(num_releases: int) -> FloatArray:
+    """Return the sign of the canary in each release.
+
+    A canary with one sign would cancel in the differences that reused noise leaves.
+    """
+    return np.where(np.arange(num_releases) % 2 == 0, 1.0, -1.0)
+
+
+class AuditedRun:
+    """Messages of all agents without gradients, the canary in them, and what each view reads.
+
+    Every message is made as an agent makes it: with keys from identities, the nonce of an attempt,
+    and the ``AgentStepper`` of all releases. It is computed a second time by another way.
+
+    Coordinates of a release are independent trials, because streams are drawn for each coordinate.
+    With a ``direction`` of the canary, shape (k,), each trial has k coordinates.
     """
 
-    plan: Plan
-    releases: Sequence[ReleaseNumber]
-    num_trials: int
-    keys: Sequence[Keys]
-    nonces: Mapping[int, bytes]
-    direction: FloatArray = field(default_factory=lambda: np.ones(1))
-
-    @classmethod
-    def of_seed(
-        cls, plan: Plan, num_releases: int, num_trials: int, *, seed: int, **given: Any
-    ) -> AuditedRun:
-        """Return a run that is interrupted and resumed, with keys and nonces from a seed."""
+    def __init__(
+        self,
+        plan: Plan,
+        num_releases: int,
+        num_trials: int,
+        *,
+        seed: int,
+        direction: FloatArray | None = None,
+    ) -> None:
+        self.plan = plan
+        self.num_trials = num_trials
+        self.direction = np.ones(1) if direction is None else direction
+        self.size = num_trials * len(self.direction)
+        self.releases = list_releases(num_releases)
+        self.keys: Sequence[Keys] = derive_keys(plan, seed)
         # One nonce per attempt, as every start of a run agrees on a new one.
-        nonces = {attempt: draw_nonce(plan, seed, attempt) for attempt in (0, 1)}
-        releases = list_releases(num_releases)
-        return cls(plan, releases, num_trials, derive_keys(plan, seed), nonces, **given)
+        self.nonces = {attempt: draw_nonce(plan, seed, attempt) for attempt in (0, 1)}
+        self.problems = list[str]()
+        """Faults that need no test."""
 
-    @property
-    def size(self) -> int:
-        """The coordinates of a release."""
-        return self.num_trials * len(self.direction)
+    def add_canary(self, victim: int) -> Signal:
+        """Return the change of the victim's releases: that of T steps, in a few releases.
+
+        Each of k releases carries √(T/k) times the canary of one step. Where the noise of releases
+        is independent, which the audit checks, this is as informative as T releases with the
+        canary.
+        """
+        query, shape = query_of(self.plan, victim), (len(self.releases), self.size)
+        # A sample under Poisson sampling is audited given that it takes part in one step.
+        steps = 1 if query.is_subsampled else query.participations(self.plan.budget.num_steps)
+        shift = query.sensitivity * math.sqrt(steps / shape[0])
+        is_replace = query.adjacency == "replace"
+        # Under replace the two data sets are ±½ of the sensitivity, otherwise 0 and all of it.
+        middle = 0.5 if is_replace else 0.0
+        weights = np.repeat(shift * alternate(shape[0])[:, None], shape[1], axis=1)
+        low, high = -middle * weights, (1 - middle) * weights
+        return Signal(low, high, shift, np.ones(shape), is_replace)
 
     @property
     def _is_sum(self) -> bool:

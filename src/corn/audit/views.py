@@ -33,10 +33,7 @@ _ROUNDING = 1e-6  # relative, of precisions that equal their cap
 
 @dataclass(frozen=True)
 class View:
-    """An eavesdropper who reads every message, together with insiders who pool their keys.
-
-    Attributes:
-        coalition: the insiders, in increasing order; none for an eavesdropper alone.
+    """An eavesdropper who reads every message, together with a coalition that pools its keys.
 
     >>> View((4, 1)).describe()
     'insiders 1, 4'
@@ -68,16 +65,11 @@ class View:
 
 @dataclass(frozen=True, eq=False)
 class StreamWeights:
-    """The weights of all streams in all agents' noise, and who owns each stream.
+    """The weights of all streams in all agents' noise, and who owns each stream."""
 
-    Attributes:
-        weights: shape (n, streams): the noise of agent i is row i times the normals of the streams.
-        owners: the owner of each stream.
-        masks: the owners of masks, which hide all but sums; None where every release is read.
-    """
-
-    weights: FloatArray
-    owners: tuple[Owner, ...]
+    weights: FloatArray  # shape (n, streams): agent i's noise is row i times normals of the streams
+    owners: tuple[Owner, ...]  # of each stream
+    # The owners of masks, which hide all but sums; None where every release is read.
     masks: tuple[Owner, ...] | None = None
 
     @classmethod
@@ -86,16 +78,14 @@ class StreamWeights:
         n = decomposition.num_agents
         columns = [np.diag(np.sqrt(decomposition.private_variance))]
         owners = [Owner((agent,)) for agent in range(n)]
-        for number, group in enumerate(decomposition.seed_groups):
-            factor = decomposition.factors[number]
-            # Row i of a group's factor belongs to its i-th member; others have no part in its
-            # streams.
+        groups = tuple(Owner(group, k) for k, group in enumerate(decomposition.seed_groups))
+        for owner, factor in zip(groups, decomposition.factors, strict=True):
+            # Row i of a group's factor is that of its i-th member; others have no part in it.
             column = np.zeros((n, factor.shape[1]))
-            column[list(group)] = factor
+            column[list(owner.members)] = factor
             columns.append(column)
-            owners += [Owner(group, number)] * factor.shape[1]
-        groups = (Owner(group, number) for number, group in enumerate(decomposition.seed_groups))
-        masks = tuple(groups) if decomposition.is_masked else None
+            owners += [owner] * factor.shape[1]
+        masks = groups if decomposition.is_masked else None
         return cls(np.hstack(columns), tuple(owners), masks)
 
     def held_by(self, coalition: Collection[int]) -> set[Owner]:
@@ -216,34 +206,21 @@ def list_worst_views(plan: Plan) -> list[View]:
     return views
 
 
-@dataclass(frozen=True)
-class Break:
-    """A coalition against which a plan does not keep its promise to a victim.
-
-    ``ratio`` is that of [Σ⁻¹]_jj to the victim's cap: above 1.
-    """
-
-    view: View
-    victim: int
-    ratio: float
-
-
-def find_smallest_break(plan: Plan) -> Break | None:
-    """Return the worst of the smallest coalitions that exceed the promise to some honest agent.
+def find_smallest_break(plan: Plan) -> tuple[View, int] | None:
+    """Return the worst of the smallest coalitions that exceed the promise to some victim, and whom.
 
     Coalitions are compared in order of their sizes, up to :func:`largest_compared`; None if none of
     these exceeds a promise.
     """
     streams = StreamWeights.of(plan.decomposition)
     for size in range(largest_compared(plan) + 1):
-        worst = Break(View(), 0, 0.0)
-        for view in _list_views(plan.num_agents, size):
-            ratios = streams.precision(view) / plan.precision_caps
-            victim = int(ratios.argmax())
-            if ratios[victim] > worst.ratio:
-                worst = Break(view, victim, float(ratios[victim]))
-        if worst.ratio > 1 + _ROUNDING:
-            return worst
+        excess = (
+            (streams.precision(view) / plan.precision_caps, view)
+            for view in _list_views(plan.num_agents, size)
+        )
+        ratios, view = max(excess, key=lambda one: float(one[0].max()))
+        if ratios.max() > 1 + _ROUNDING:
+            return view, int(ratios.argmax())
     return None
 
 
