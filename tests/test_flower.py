@@ -29,7 +29,6 @@ from corn.engines import (
     MaskedUpdate,
     average_updates,
     decode_hello,
-    make_sites,
     plan_for,
 )
 from corn.errors import (
@@ -47,7 +46,7 @@ from corn.plan import Plan, fingerprint, make_plan, verify_plan
 from corn.privacy import PrivacyBudget
 from corn.privacy.composition import Expense, compose_expenses
 from corn.topology import load_network
-from tests.contracts.engines import Grid, flower_runtime, grow, lose_messages
+from tests.contracts.engines import Grid, flower_runtime, grow, lose_messages, make_sites
 from tests.oracles import masked_message
 
 N, D = 4, 20_000

@@ -32,7 +32,6 @@ from corn.distributed.requirements import Requirements
 from corn.engines import (
     CONSORTIUM_FILE,
     PARAMETERS,
-    AbortedError,
     ConsortiumModel,
     GradientSteps,
     ServerSums,
@@ -98,6 +97,10 @@ _PUBLIC_CODES = (
     ReturnCode.TASK_ABORTED,
     ReturnCode.TASK_UNKNOWN,
 )
+
+
+class AbortedError(CornError):
+    """NVFlare has aborted the job while an agent waited for others."""
 
 
 class CornFilter(Filter):  # type: ignore[misc]
@@ -272,10 +275,10 @@ class CornExecutor(Executor):  # type: ignore[misc]
             parameters = parameters if moved is None else moved
         save_model(trained.problem, parameters, site.plan, site.path)
         # What is not trained goes back as it came.
-        data = dict(given.data)
-        for name, array in trained.write(parameters).items():
-            before = data[name]
-            data[name] = _like(array.astype(_as_array(before).dtype), before)
+        before = {name: given.data[name] for name in trained.shapes}
+        zeros = [np.zeros_like(_as_array(value)) for value in before.values()]
+        moved = zip(before.items(), add_to_arrays(zeros, parameters.numpy()), strict=True)
+        data = given.data | {name: _like(array, value) for (name, value), array in moved}
         # The site's own filter lets a model pass that is a sum of releases already.
         reply = _make_reply(DataKind.WEIGHTS, data, round_number)
         fl_ctx.set_prop(_RELEASED, reply, private=True, sticky=False)
@@ -445,6 +448,8 @@ def _make_reply(kind: str, data: dict[str, Any], round_number: int) -> Shareable
 
 def _open_sums(fl_ctx: FLContext, abort_signal: Any) -> ServerSums:
     def ask(request: dict[str, Any]) -> Mapping[str, Any] | None:
+        if abort_signal and abort_signal.triggered:
+            raise AbortedError("the job was aborted while an agent waited for others")
         replies = fl_ctx.get_engine().send_aux_request(
             targets=None,
             topic=_TOPIC,
@@ -452,12 +457,10 @@ def _open_sums(fl_ctx: FLContext, abort_signal: Any) -> ServerSums:
             timeout=_MESSAGE_SECONDS,
             fl_ctx=fl_ctx,
         )
-        found = [
-            each for each in (replies or {}).values() if each.get_return_code() == ReturnCode.OK
-        ]
-        return found[0] if found else None
+        found = (replies or {}).values()
+        return next((each for each in found if each.get_return_code() == ReturnCode.OK), None)
 
-    return ServerSums(ask, is_aborted=lambda: bool(abort_signal and abort_signal.triggered))
+    return ServerSums(ask)
 
 
 def _read_model(shareable: Shareable) -> DXO:
