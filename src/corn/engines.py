@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self, TypeGuard, final
 
@@ -186,8 +186,9 @@ class AgentRelease:
                     f"{self._keys}: all {self.plan.budget.num_steps} releases of the plan are spent"
                 )
         hello = Hello(self.agent, fingerprint(self.plan), model, nonce)
-        self._credentials.roster.require_names(self.plan.network.agent_names)
-        return hello._replace(signature=self._credentials.identity.sign(hello.statement()))
+        own = self._credentials
+        own.roster.require_names(self.plan.network.agent_names)
+        return hello._replace(signature=own.identity.sign(hello.statement()))
 
     def read_hellos(self, hellos: Sequence[object], model: bytes = NO_MODEL) -> dict[int, bytes]:
         """Return the nonces of the agents that said these hellos, or raise ``PublicError``.
@@ -279,7 +280,7 @@ class AgentRelease:
             raise FileFormatError(f"the total is not known: {history.problems[0]}")
         return history.compose(delta).epsilon
 
-    @cached_property
+    @property
     def _credentials(self) -> Credentials:
         return load_credentials(self._keys, self.agent, self.plan.num_agents)
 

@@ -1,13 +1,12 @@
 """Agents of a plan as sites of NVFlare: any FedAvg job becomes private by one filter at each site.
 
 ``CornFilter`` makes the update of a site's model a release, and ``CornSums`` at the server adds up
-the releases of all sites. Each site puts the average in the place of its own result, so that all
-results are equal, and whatever the job's controller makes of them is post-processing.
-``CornExecutor`` takes gradient steps in the place of a training script, for the unit sample.
+the releases of all sites. Each site puts the average in the place of its own result, so that
+whatever the job's controller makes of the results is post-processing. ``CornExecutor`` takes
+gradient steps in the place of a training script, for the unit sample.
 
-The guarantee is that of :mod:`corn.engines`. It does not rest on NVFlare: sites know each other by
-the keys of the roster. But a job is written by others: ``protect_site`` puts the filter into the
-site's own ``local/privacy.json``, and closes the site to what its server could run there
+The guarantee is that of :mod:`corn.engines`. But a job is written by others: ``protect_site`` puts
+the filter into the site's own configuration, and closes the site to what its server could run there
 (docs/nvflare.md).
 
 NVFlare is an extra: ``pip install 'corn-dsgd[nvflare]'``.
