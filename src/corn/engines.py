@@ -337,22 +337,16 @@ class SumRounds:
     """Sums at a server that agents ask: who is ready, then the sum of their messages.
 
     A sum is of agents that start from one model under one plan. It begins when all agents of the
-    roster are ready, or those that were in the last sum, or after ``wait`` seconds at least
-    ``min_agents``. It is void where one of them sends nothing within ``wait`` seconds.
+    roster are ready, or those that were in the last sum, or after ``wait`` seconds at least two. It
+    is void where one of them sends nothing within ``wait`` seconds.
     """
 
-    def __init__(
-        self, roster: Roster, *, min_agents: int = FEWEST_AGENTS, wait: float = 600.0
-    ) -> None:
-        self._n = n = roster.num_agents
-        rule = f"from {FEWEST_AGENTS} to {n}"
-        require(FEWEST_AGENTS <= min_agents <= n, "min_agents", rule, min_agents)
+    def __init__(self, roster: Roster, *, wait: float = 600.0) -> None:
         require(wait > 0, "wait", "positive", wait)
         self._roster = roster
-        self._min_agents = min_agents
         self._wait = wait
         self._lock = threading.Lock()
-        self._awaited = set(range(n))
+        self._awaited = set(range(roster.num_agents))
         self._ready: dict[int, _Ready] = {}
         self._sums: dict[int, _Sum] = {}
         self._num_sums = 0
@@ -386,14 +380,15 @@ class SumRounds:
             self._ready[hello.agent] = _Ready(hello, sender, now)
         ready = sorted(self._ready.items())
         group = {agent: each for agent, each in ready if each.hello.start == hello.start}
-        is_enough = len(group) >= self._min_agents
+        is_enough = len(group) >= FEWEST_AGENTS
         is_late = now - min(each.since for each in group.values()) > self._wait
         if not (is_enough and self._awaited <= group.keys()) and not is_late:
             return {"status": "wait"}
         for agent in group:
             del self._ready[agent]
         if not is_enough:
-            return {"status": "few", "absent": sorted(set(range(self._n)) - group.keys())}
+            absent = set(range(self._roster.num_agents)) - group.keys()
+            return {"status": "few", "absent": sorted(absent)}
         self._awaited = set(group)
         self._num_sums += 1
         begun = _Sum(self._num_sums, group, deadline=now + self._wait)
@@ -586,8 +581,7 @@ def sum_releases(
         _LOGGER.warning("a sum began without this agent: nothing was released")
         return None
     nonces = own.read_hellos(hellos, model)
-    message = own.release(clipped, nonces)
-    done = reduction.add_up(own.agent, message)
+    done = reduction.add_up(own.agent, own.release(clipped, nonces))
     if done is None:
         _LOGGER.warning("a sum is void: the release counts")
         return None

@@ -18,7 +18,6 @@ from typing import Any, final
 
 from torch import nn
 
-from corn.checks import require
 from corn.distributed.membership import name_agents
 from corn.distributed.requirements import Requirements
 from corn.engines import (
@@ -167,7 +166,7 @@ class CornStrategy:
 
     All agents take part in the first round. A round that lacks an agent is void: the model stays,
     and the others have spent one release. Training goes on without that agent, until a node that
-    was started anew has its key. Where fewer than ``min_agents`` are left, or the integers of all
+    was started anew has its key. Where fewer than two agents are left, or the integers of all
     agents do not add up to a possible sum, ``start`` returns the model of the last complete round.
 
     Args:
@@ -175,7 +174,6 @@ class CornStrategy:
         plan: The plan of all agents, or its file.
         step_size: Where clients answer with gradients, the model moves by minus this times their
             average.
-        min_agents: The fewest agents with which training goes on.
         timeout: The seconds to wait until all nodes are connected, and for their hellos.
     """
 
@@ -185,17 +183,12 @@ class CornStrategy:
         plan: Plan | Path | str,
         *,
         step_size: float | None = None,
-        min_agents: int = FEWEST_AGENTS,
         timeout: float = 600.0,
     ) -> None:
         self._step_size = step_size
         self._plan = plan if isinstance(plan, Plan) else load_plan(Path(plan))
         require_masks(self._plan)
-        n = self._plan.num_agents
-        is_possible_number = FEWEST_AGENTS <= min_agents <= n
-        require(is_possible_number, "min_agents", f"from {FEWEST_AGENTS} to {n}", min_agents)
         self._strategy = strategy
-        self._min_agents = min_agents
         self._timeout = timeout
 
     def __getattr__(self, name: str) -> Any:
@@ -294,8 +287,8 @@ class CornStrategy:
             told = "; ".join([", ".join(map(str, found)) or "none", *reasons[:1]])
             raise CornError(f"all agents 0 … {n - 1} must answer, each once, found {told}")
         self._has_begun = True
-        if len(found) < self._min_agents:
-            self._stop(f"{self._min_agents} agents must be left, found {len(found)}")
+        if len(found) < FEWEST_AGENTS:
+            self._stop(f"{FEWEST_AGENTS} agents must be left, found {len(found)}")
 
     def _ask(self, nodes: list[int], grid: Any) -> list[str]:
         """Take the hellos of nodes; return why others failed."""

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import importlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, cast
 
 import numpy as np
@@ -253,7 +253,8 @@ class CornExecutor(Executor):  # type: ignore[misc]
         step_size = self.step_size if agreed is None else agreed.step_size
         with calling_users_code():
             # A site with a consortium file calls no function that a job names.
-            trained = site.load_problem(lambda: self._make_problem(fl_ctx))
+            name = fl_ctx.get_identity_name()
+            trained = site.load_problem(lambda: resolve_name(self.problem)(name))
             steps = GradientSteps(own, trained.problem, step_size=step_size)
         parameters = trained.read({name: _as_array(value) for name, value in given.data.items()})
         round_number = int(shareable.get_header(AppConstants.CURRENT_ROUND, 0) or 0)
@@ -283,11 +284,6 @@ class CornExecutor(Executor):  # type: ignore[misc]
         fl_ctx.set_prop(_RELEASED, reply, private=True, sticky=False)
         return reply
 
-    def _make_problem(self, fl_ctx: FLContext) -> Any:
-        module_name, _, function = self.problem.rpartition(".")
-        make_problem = getattr(importlib.import_module(module_name), function)
-        return make_problem(fl_ctx.get_identity_name())
-
 
 class CornSums(FLComponent):  # type: ignore[misc]
     """The component of a server that adds up the masked integers of all sites.
@@ -295,25 +291,21 @@ class CornSums(FLComponent):  # type: ignore[misc]
     Args:
         public_keys: The public keys of all sites in the order of the roster, in hexadecimal. By
             default those of ``local/corn/roster.json`` of the server.
-        min_agents: The fewest sites of a sum.
         wait: The seconds after which a sum begins without sites that are not ready, and is void
             without sites that have sent nothing.
     """
 
-    def __init__(
-        self, public_keys: Sequence[str] = (), min_agents: int = 2, wait: float = 600.0
-    ) -> None:
+    def __init__(self, public_keys: Sequence[str] = (), wait: float = 600.0) -> None:
         super().__init__()
         # See CornFilter for the names.
         self.public_keys = list(public_keys)
-        self.min_agents = min_agents
         self.wait = wait
         self.register_event_handler(EventType.START_RUN, self._start)
 
     def _start(self, _event: str, fl_ctx: FLContext) -> None:
         keys = tuple(map(bytes.fromhex, self.public_keys))
         roster = Roster(keys) if keys else load_roster(_find_folder("", fl_ctx) / "roster.json")
-        self._rounds = SumRounds(roster, min_agents=self.min_agents, wait=self.wait)
+        self._rounds = SumRounds(roster, wait=self.wait)
         fl_ctx.get_engine().register_aux_message_handler(_TOPIC, self._answer)
 
     def _answer(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:  # noqa: ARG002

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +24,7 @@ from torch import nn
 
 from corn.audit.run import AuditedRun, Signal, query_of
 from corn.audit.steps import RAW_LENGTH, count_samples, mean_output
+from corn.audit.views import View, sum_parts
 from corn.checks import FloatArray, require
 from corn.distributed import AgentConfig, Reports, RunSettings, run_workload
 from corn.distributed.keyring import load_credentials, make_keys
@@ -304,12 +306,22 @@ class ProcessRun(AuditedRun):
         self._lengths = np.ones(plan.num_agents)
         if plan.network.mixing == "gossip":
             self.messages = np.concatenate([_read_releases(plan, run) for run in runs])
+            self.gradients = np.zeros(self.messages.shape)
             return
         for run in runs:
             self.problems += run.check_agreement(plan.network.tree)
         words = np.concatenate([run.read_words(plan.network.tree) for run in runs])
         self.messages = words
         self.gradients = self._find_gradients(words, workloads)
+
+    @cached_property
+    def released(self) -> FloatArray:
+        """All agents' releases without the gradients, which attackers know."""
+        return super().released - self.gradients
+
+    def read_sums(self, view: View) -> FloatArray:
+        """Return the sums of releases without the gradients, which attackers know."""
+        return super().read_sums(view) - sum_parts(self.gradients, self.find_parts(view), axis=1)
 
     def add_canary(self, victim: int) -> Signal:
         """See ``AuditedRun``."""

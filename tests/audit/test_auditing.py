@@ -139,9 +139,9 @@ def test_messages_follow_from_keys_in_two_ways(mixing: Mixing) -> None:
     ("given", "message"),
     [
         ({"victims": []}, "victims must be at least one agent"),
-        ({"view": View(), "victims": [9]}, "victim must be in 0 … 4"),
-        ({"victims": [9]}, "victim must be in 0 … 4"),
-        ({"victims": [2], "view": View((2,))}, "victim must be an agent outside the view"),
+        ({"view": View(), "victims": [9]}, "victim must be one of 5 agents"),
+        ({"victims": [9]}, "victim must be one of 5 agents"),
+        ({"victims": [2], "view": View((2,))}, "victim must be one of 5 agents, outside"),
         ({"view": View((9,))}, "agents 0 … 4"),
         ({"num_trials": 10}, "trials must be"),
         ({"num_releases": 1}, "releases must be"),

@@ -1,18 +1,17 @@
 """Attackers that score observations, and what their scores prove.
 
 A high score is evidence for the data set with the canary. One attacker computes the likelihood
-ratio of the plan's noise: no test is better if the program is right. Another learns a linear test
-from releases of its own, so that it also uses noise that is not what the plan says, such as noise
-that is released twice. Both are linear in what is observed, so that their scores are normal where
-the noise is: they give an estimate of μ, the distance of the two score distributions in standard
-deviations. Error rates at thresholds that were **fixed beforehand** give a lower bound on ε that
-assumes nothing about the scores.
+ratio of the plan's noise: no test is better if the program is right. Another learns a linear test,
+so that it also uses noise that is not what the plan says, such as noise that is released twice.
+Scores of both are normal where the noise is, and estimate μ, the distance of the two score
+distributions in standard deviations. Error rates at thresholds that were **fixed beforehand** give
+a lower bound on ε that assumes nothing about the scores.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +20,6 @@ from scipy.special import ndtri
 
 from corn.audit.run import Signal, alternate
 from corn.checks import FloatArray
-
-ErrorLimits: TypeAlias = tuple[FloatArray, FloatArray]
-"""Upper limits of the rates of false positives and of false negatives, for each threshold."""
 
 # Of the largest variance: a direction with less noise than this counts as having as much.
 _LEAST_VARIANCE = 1e-12
@@ -125,8 +121,7 @@ def mixture_score(
     """Return the log-likelihood ratio over all releases, shape (trials,).
 
     Under add-remove a release is N(shift, 1) with probability ``rate`` if the canary is there, and
-    N(0, 1) otherwise; under replace it is N(±shift/2, 1) with that probability. The rate is 0 or 1
-    in releases and trials whose coins are known.
+    N(0, 1) otherwise; under replace it is N(±shift/2, 1) with that probability.
     """
     half = shift / 2 if is_replace else shift
 
@@ -162,7 +157,7 @@ def simulate_mixture(
 
 
 def _solve(covariance: FloatArray, vector: FloatArray) -> FloatArray:
-    """Return Σ⁻¹ c; directions almost without noise are bounded, not dropped."""
+    """Return Σ⁻¹ c."""
     values, vectors = np.linalg.eigh(covariance)
     # A direction without noise shows the canary at once: dropping it would hide the worst leak.
     floor = max(_LEAST_VARIANCE * float(values[-1]), 1e-30)
@@ -231,28 +226,25 @@ def estimate_mu_by_auc(scores: TrialScores) -> Interval:
 
 
 def ideal_mu(num_releases: int, shift: float, rate: float, *, is_replace: bool) -> float:
-    """Return the μ with the same AUC as the best test of an ideal program, by simulation.
-
-    ``shift`` is the change of a release that has the canary, in standard deviations.
-    """
+    """Return the μ with the same AUC as the best test of an ideal program, by simulation."""
     scores = simulate_mixture(num_releases, shift, rate, is_replace=is_replace)
     return estimate_mu_by_auc(scores).estimate
 
 
 def place_thresholds(mu: float) -> FloatArray:
-    """Return nine thresholds for scores that are N(0, 1) without the canary, and N(μ, 1) with it.
-
-    They reach 2.5 standard deviations beyond both means, where ratios of rates are largest that a
-    few thousand trials can still certify.
-    """
+    """Return nine thresholds for scores N(0, 1) without the canary, and N(μ, 1) with it."""
+    # 2.5 standard deviations beyond both means, ratios of rates are largest that a few thousand
+    # trials can still certify.
     return np.linspace(-2.5, min(mu, 20.0) + 2.5, 9)
 
 
-def limit_errors(scores: TrialScores, thresholds: FloatArray, *, alpha: float) -> ErrorLimits:
-    """Return Clopper–Pearson limits of both error rates, which hold together at level 1 − α.
+def limit_errors(
+    scores: TrialScores, thresholds: FloatArray, *, alpha: float
+) -> tuple[FloatArray, FloatArray]:
+    """Return Clopper–Pearson limits of the rates of false positives and false negatives.
 
-    Thresholds must not depend on the scores. With k of them there are 2k limits, each at level
-    1 − α/(2k).
+    All of them hold together at level 1 − α, as thresholds do not depend on the scores. With k
+    thresholds there are 2k limits, each at level 1 − α/(2k).
     """
     trials, each = len(scores.null), alpha / (2 * len(thresholds))
 
@@ -265,7 +257,7 @@ def limit_errors(scores: TrialScores, thresholds: FloatArray, *, alpha: float) -
     return limit(scores.null >= columns), limit(scores.alternative < columns)
 
 
-def bound_epsilon_by_errors(limits: ErrorLimits, delta: float) -> float:
+def bound_epsilon_by_errors(limits: tuple[FloatArray, FloatArray], delta: float) -> float:
     """Return the largest ε that (ε, δ)-DP must at least have, at these rates; at least 0.
 
     Privacy bounds both directions: TPR ≤ e^ε FPR + δ and TNR ≤ e^ε FNR + δ.

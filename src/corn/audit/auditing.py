@@ -60,32 +60,21 @@ class Promise:
 
 @dataclass(frozen=True, eq=False)
 class Finding:
-    """The result of the best attacker of one view against one victim.
+    """The result of the best attacker of one view against one victim."""
 
-    Attributes:
-        victim: the agent with the canary.
-        view: the attacker.
-        is_promised: whether the plan promises privacy against this view.
-        promise: what was promised to the victim, over the releases audited.
-        exact_mu: μ of this view by the plan's noise: what the best attacker achieves if the program
-            is right. Under Poisson sampling it is the μ with the same AUC.
-        mu: the estimate with its interval at 95 %; under Poisson sampling by the AUC.
-        certified_epsilon: a lower bound on ε at the promised δ without assumptions, which holds
-            for all findings of the audit together.
-        gaussian_epsilon: the same by the lower limit of μ, assuming normal scores; None under
-            Poisson sampling.
-        excess: reasons why the promise is violated; empty if it is kept.
-    """
-
-    victim: int
+    victim: int  # the agent with the canary
     view: View
-    is_promised: bool
-    promise: Promise
+    is_promised: bool  # whether the plan promises privacy against this view
+    promise: Promise  # to the victim, over the releases audited
+    # μ of this view by the plan's noise: what the best attacker achieves if the program is right.
+    # Under Poisson sampling it is the μ with the same AUC.
     exact_mu: float
-    mu: Interval
+    mu: Interval  # the estimate, at 95 %; under Poisson sampling by the AUC
+    # A lower bound on ε at the promised δ without assumptions, for all findings together.
     certified_epsilon: float
+    # The same by the lower limit of μ, for normal scores; None under Poisson sampling.
     gaussian_epsilon: float | None
-    excess: tuple[str, ...]
+    excess: tuple[str, ...]  # reasons why the promise is violated; empty if it is kept
 
     @property
     def ratio(self) -> float:
@@ -190,8 +179,7 @@ def _pair_up(
     chosen = honest if victims is None else list(victims)
     require(len(chosen) > 0, "victims", "at least one agent", "none")
     for victim in chosen:
-        require(0 <= victim < n, "victim", f"in 0 … {n - 1}", victim)
-        require(victim in honest, "victim", "an agent outside the view", victim)
+        require(victim in honest, "victim", f"one of {n} agents, outside the view", victim)
     views = list_worst_views(plan) if view is None else [view] * n
     pairs = ((victim, views[victim]) for victim in chosen)
     # Sorted by view, so that what a view observes is computed once.
@@ -204,8 +192,8 @@ def suggest_releases(plan: Plan, through: Through) -> int:
     if through != "step" or query.unit == "agent" or query.sampling == "every-step":
         # Two attempts with two releases each, of which one step is repeated (``list_releases``).
         return 4
-    # A whole number of passes; and enough steps that Poisson's canary takes part in some. Of long
-    # passes the audit sees a part, in which the canary may not be: that makes it weaker, not wrong.
+    # A whole number of passes; and enough steps that Poisson's canary takes part in some. A part of
+    # a long pass, in which the canary may not be, makes the audit weaker, not wrong.
     steps = 2 * (query.steps_per_pass or 0) or math.ceil(3 / rate_of(query))
     # At most 60: time and memory of an audit grow with every release.
     return min(max(steps, 4), 60, max(plan.budget.num_steps, 2))
@@ -214,8 +202,8 @@ def suggest_releases(plan: Plan, through: Through) -> int:
 def promise_to(plan: Plan, victim: int, num_releases: int | None = None) -> Promise:
     """Return the promise over some releases; by default over the whole run.
 
-    A sample under Poisson sampling is promised over the whole run what it is promised over one
-    release that it takes part in: that is what noise alone can be audited for.
+    For a sample under Poisson sampling that is the promise over one release that it takes part in:
+    that is what noise alone can be audited for.
     """
     epsilon, delta, query = plan.budget.of_agent(victim).promise
     # The cap, not the design's own precision: that is what was promised.
@@ -296,6 +284,7 @@ def _attack(
             if low > promise.mu:
                 shown = f"μ ≥ {round_bound_down(low)}, promised {round_up(promise.mu)}"
                 excess.append(f"{name}: {shown}")
+        is_normal = signal.rate is None
         yield Finding(
             victim=victim,
             view=view,
@@ -304,8 +293,6 @@ def _attack(
             exact_mu=exact,
             mu=mu,
             certified_epsilon=certified,
-            gaussian_epsilon=(
-                gaussian.epsilon_from(by_mu, promise.delta) if signal.rate is None else None
-            ),
+            gaussian_epsilon=gaussian.epsilon_from(by_mu, promise.delta) if is_normal else None,
             excess=tuple(excess),
         )

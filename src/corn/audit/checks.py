@@ -154,10 +154,10 @@ def check_messages(run: AuditedRun, view: View, *, seed: int, alpha: float) -> M
     """Test messages, offsets and complete sums; two tests at level 1 − α each.
 
     Under masks a view can read one sum for each part of the agents that unknown masks join.
-    Whatever is less than such a sum must be uniform modulo 2^B. An eavesdropper reads messages as
-    they are. The insiders of ``view`` remove the masks that they can draw.
+    Whatever is less than such a sum must be uniform modulo 2^B.
     """
     tests = [*list_offsets(run)]
+    # An eavesdropper reads messages as they are. Insiders remove the masks that they can draw.
     for attacker in dict.fromkeys((View(), view)):
         tests += list_masked(run, attacker, seed)
     values = [uniform_p_value(words) for _, words in tests]
@@ -172,9 +172,8 @@ def check_messages(run: AuditedRun, view: View, *, seed: int, alpha: float) -> M
 def list_offsets(run: AuditedRun) -> Iterator[tuple[str, MaskWords]]:
     """Yield the public offsets of all releases as words, with their names.
 
-    Without offsets, sums on the grid have almost the law of a continuous sum: δ changes too little
-    for any attacker to show. So they are tested by themselves. That messages contain them shows in
-    the mean of their sums.
+    They are tested by themselves: without them δ changes too little for any attacker to show. That
+    messages contain them shows in the mean of their sums.
     """
     whole = np.floor(np.ldexp(run.offsets % 1.0, OFFSET_BITS)).astype(np.uint32)
     # As words of 16 bits: the first ones, and the last.
@@ -194,13 +193,7 @@ def list_masked(run: AuditedRun, view: View, seed: int) -> Iterator[tuple[str, M
     generator = np.random.default_rng(seed)
     for r, words in enumerate(unmasked):
         for agent in agents:
-            name = f"the message of agent {agent}{to}"
-            yield from _list_differences(name, unmasked[:, agent], r)
-            # Uniform for each sign of the gradient's value: messages do not depend on it.
-            for sign in (-1, 1):
-                chosen = run.gradients[r, agent] * sign > 0
-                if chosen.sum() >= _WORDS_PER_CELL:
-                    yield f"{name} in release {r}, given its gradient", words[agent, chosen]
+            yield from _list_differences(f"the message of agent {agent}{to}", unmasked[:, agent], r)
         for part in joined:
             # The first agents of a random order: some of a sum, but never all of it.
             sums = np.cumsum(words[generator.permutation(part)], axis=0, dtype=words.dtype)
@@ -209,9 +202,9 @@ def list_masked(run: AuditedRun, view: View, seed: int) -> Iterator[tuple[str, M
 
 
 def _list_differences(name: str, words: MaskWords, release: int) -> Iterator[tuple[str, MaskWords]]:
-    """Yield the words of a release, and their differences from some earlier ones.
+    """Yield the words of a release, and their differences from the first and some just before.
 
-    These are the first release and those just before: repeated masks cancel in the difference.
+    Repeated masks cancel in the difference.
     """
     yield f"{name} in release {release}", words[release]
     for other in sorted({0, *range(max(0, release - _EARLIER), release)} - {release}):
@@ -220,10 +213,7 @@ def _list_differences(name: str, words: MaskWords, release: int) -> Iterator[tup
 
 
 def uniform_p_value(words: MaskWords) -> float:
-    """Return the p-value of words that are uniform: χ² of their high bits, and of their low bits.
-
-    Both tests share the level.
-    """
+    """Return the p-value of words that are uniform, by χ² of their high and of their low bits."""
     num_bits = int(np.clip(math.log2(len(words) / _WORDS_PER_CELL), 1, _MOST_BITS))
     cells, shift = 2**num_bits, 8 * words.dtype.itemsize - num_bits
     counts = [

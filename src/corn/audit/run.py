@@ -32,15 +32,13 @@ from corn.plan import Plan, fingerprint
 from corn.privacy import ClippedQuery
 
 Keys: TypeAlias = Mapping[Owner, Secret]
-ReleaseNumber: TypeAlias = tuple[int, int]
-"""The place of a release: which attempt of the run made it, and for which step."""
 
-STEP_SIZE = 0.25
-"""A power of two: the release can be read off a message exactly."""
+# A power of two: the release can be read off a message exactly.
+_STEP_SIZE = 0.25
 
 
-def list_releases(num_releases: int) -> list[ReleaseNumber]:
-    """Return the releases of a run that fails in its middle and is resumed one step earlier.
+def list_releases(num_releases: int) -> list[tuple[int, int]]:
+    """Return attempt and step of the releases of a run that fails and is resumed one step earlier.
 
     The step that is repeated is released twice, with other noise if the program is right.
 
@@ -172,19 +170,13 @@ class AuditedRun:
         zeros = torch.zeros(self.size)
         return self._collect(lambda number, agent: self.send(zeros, number, agent))
 
-    @cached_property
-    def gradients(self) -> FloatArray:
-        """The gradients in ``messages``, which attackers know; assigned by a recorded run."""
-        return np.zeros(self.messages.shape)
-
     def send(
         self, gradient: Tensor, number: int, agent: int, keys: Keys | None = None
     ) -> NDArray[Any]:
         """Return an agent's message with the clipped gradients of all trials, shape (size,).
 
-        All trials are one long gradient, because noise is independent in each coordinate. The
-        message has words where releases are summed exactly. Under gossip it is what was released:
-        models are zero, and the step size is a power of two, so that dividing by it is exact.
+        It has words where releases are summed exactly. Under gossip it is what was released: models
+        are zero, and the step size is a power of two, so that dividing by it is exact.
         """
         share = self.open_share(agent, keys or self.keys[agent], number, size=len(gradient))
         stepper = AgentStepper(query_of(self.plan, agent), lambda each: each)
@@ -194,8 +186,8 @@ class AuditedRun:
         stepper.hand_over(ClippedGradients(gradient.double().view(1, 1, -1), one, zero, zero, zero))
         if self._is_sum:
             return stepper.release_masked(observe=False)
-        half = stepper.release_half_step(step_size=STEP_SIZE, observe=False)
-        released: FloatArray = half.double().numpy() / -STEP_SIZE
+        half = stepper.release_half_step(step_size=_STEP_SIZE, observe=False)
+        released: FloatArray = half.double().numpy() / -_STEP_SIZE
         return released
 
     def open_share(self, agent: int, keys: Keys, number: int, *, size: int) -> NoiseShare:
@@ -240,9 +232,8 @@ class AuditedRun:
 
     @cached_property
     def released(self) -> FloatArray:
-        """All agents' releases without gradients, along the canary, shape (releases, n, trials)."""
-        found = self._collect(lambda *at: self.read_release(self.messages[at], *at))
-        return self.project(found - self.gradients)
+        """All agents' releases along the canary, shape (releases, n, trials)."""
+        return self.project(self._collect(lambda *at: self.read_release(self.messages[at], *at)))
 
     def read_release(self, message: NDArray[Any], number: int, agent: int) -> FloatArray:
         """Return the release in an agent's message, by its own masks, shape (size,)."""
@@ -265,17 +256,13 @@ class AuditedRun:
         return np.asarray(self.messages - masks)
 
     def read_sums(self, view: View) -> FloatArray:
-        """Return the sums of releases that a view reads, shape (releases, parts, size).
-
-        The view removes the masks that it can draw, adds up the messages of each part, and
-        subtracts the gradients that it knows.
-        """
+        """Return the sums of releases that a view reads, shape (releases, parts, size)."""
         parts = self.find_parts(view)
         totals = sum_parts(self.unmask(view), parts, axis=1)
-        if self._is_sum:
-            sizes = np.array([[len(part)] for part in parts])
-            totals = self._read_words(totals, sizes, self.offsets[:, None])
-        return np.asarray(totals - sum_parts(self.gradients, parts, axis=1))
+        if not self._is_sum:
+            return totals
+        sizes = np.array([[len(part)] for part in parts])
+        return self._read_words(totals, sizes, self.offsets[:, None])
 
     def draw_known(self, view: View) -> FloatArray:
         """Return the part of all noise that a view draws with its keys, shape (releases, n, size).

@@ -1,7 +1,7 @@
 """Views of an attacker: the messages, the keys it holds, and the noise that stays hidden from it.
 
-Covariances are computed here from the noise weights of the plan, stream by stream, and not by the
-code that designs, draws or verifies noise: an audit must not take them from what it audits.
+Covariances are computed here from the noise weights of the plan, stream by stream: an audit must
+not take them from the code that designs, draws or verifies noise.
 """
 
 from __future__ import annotations
@@ -113,9 +113,9 @@ class StreamWeights:
         return tuple(sorted(tuple(sorted(part)) for part in nx.connected_components(graph)))
 
     def hidden(self, known: Collection[Owner], parts: Parts | None = None) -> FloatArray:
-        """Return the covariance of the noise without the streams of known owners.
+        """Return the covariance of sums over ``parts`` of the noise that known owners do not draw.
 
-        It is that of the sums over ``parts``, by default of all agents one by one.
+        By default each agent is a part.
         """
         # Summed over the others, not subtracted from R: a difference would leave rounding errors
         # where no noise is left.
