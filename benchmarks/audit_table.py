@@ -141,7 +141,7 @@ def audit_row(setting: Setting, trials: int) -> str:
     size = trials if setting.through == "shares" else STEP_TRIALS
     is_recorded = setting.through == "processes"
     choices = make_public_choices if setting.has_public_coins else make_choices
-    with patch("corn.audit.steps.make_choices", choices):
+    with patch("corn.audit.run.make_choices", choices):
         report = audit_plan(
             plan,
             victims=[0] if setting.through == "step" else None,

@@ -54,8 +54,6 @@ from corn.plan import Plan, fingerprint, load_plan
 from corn.topology import load_network
 from corn.topology.graphs import add_names, label_agent
 
-# Seeds of larger groups would need messages between agents, which an engine does not carry.
-_LARGEST_GROUP = 2
 FEWEST_AGENTS = 2
 # The fields of a hello: a number, three digests and a signature.
 _HELLO = struct.Struct(f"<I{NONCE_BYTES}s{NONCE_BYTES}s{NONCE_BYTES}s64s")
@@ -328,7 +326,7 @@ def _read_sum(plan: Plan, total: MaskWords, offset_seeds: Sequence[bytes]) -> Fl
 
 
 def is_seed(found: object) -> TypeGuard[bytes]:
-    """Return whether a value that somebody sent is the seed of an offset."""
+    """Return whether somebody sent the seed of an offset."""
     return isinstance(found, bytes) and len(found) == NONCE_BYTES
 
 
@@ -598,9 +596,8 @@ def sum_releases(
 class GradientSteps:
     """One agent's gradient steps under a plan, whose sums a server adds up; for both units.
 
-    Batches are drawn by secret coins, as the plan's accounting assumes. All agents that follow the
-    protocol have the same model after every step. ``problem`` has this agent's samples alone;
-    ``step_size`` is 0 where somebody else takes the steps.
+    Batches are drawn by secret coins. ``problem`` has this agent's samples alone; ``step_size`` is
+    0 where somebody else takes the steps.
     """
 
     def __init__(
@@ -639,10 +636,7 @@ class GradientSteps:
     def take(
         self, parameters: Tensor, clipped: ClippedGradients, *, step: int, reduction: Reduction
     ) -> Tensor | None:
-        """Return the model after a step, shape (d,), or None where the sum is void.
-
-        ``clipped`` is what :meth:`differentiate` returned for it, and ``step`` its number from 0.
-        """
+        """Return the model after a step along ``clipped``, shape (d,), or None for a void sum."""
         model = parameters.to(self._dtype)
         state = hashlib.sha256(encode_fields("step", step))
         state.update(model.numpy().data)
@@ -713,10 +707,8 @@ class SiteFolder:
             return SiteProblem(TrainingProblem(make_task(module, loss), data), shapes)
         found = sorted(self.path.glob("data.*"))
         if self.consortium is None or len(found) != 1:
-            raise FileFormatError(
-                f"{self.path}: must have {CONSORTIUM_FILE} and one file data.csv, .tsv or "
-                f".parquet, found {len(found)} files of data"
-            )
+            rule = f"must have {CONSORTIUM_FILE} and one file data.csv, .tsv or .parquet"
+            raise FileFormatError(f"{self.path}: {rule}, found {len(found)} files of data")
         workload = self.consortium.make_workload(found[0])
         problem = workload.build(self.plan.num_agents, [self.agent])
         return SiteProblem(problem, {PARAMETERS: (problem.task.num_parameters,)})
@@ -798,16 +790,12 @@ def calling_users_code() -> Iterator[None]:
 
 def require_masks(plan: Plan) -> None:
     """Raise unless a plan has exact sums under masks of pairs."""
-    if not plan.decomposition.is_masked:
+    shares = plan.decomposition
+    # Seeds of larger groups would need messages between agents, which an engine does not carry.
+    if not shares.is_masked or max(map(len, shares.seed_groups), default=0) > 2:
         raise InvalidArgumentError(
-            f"a plan behind a server must have exact sums under masks, found mixing "
-            f"{plan.network.mixing!r} of mechanism {plan.mechanism!r}: plan with --mixing sum"
-        )
-    largest = max(map(len, plan.decomposition.seed_groups), default=0)
-    if largest > _LARGEST_GROUP:
-        raise InvalidArgumentError(
-            "seeds must be those of pairs, which follow from keys without a message, found a "
-            f"group of {largest}: plan with --seeds pairs"
+            "a plan behind a server must have exact sums under masks of pairs, found mixing "
+            f"{plan.network.mixing!r} of mechanism {plan.mechanism!r}: plan with --seeds pairs"
         )
 
 

@@ -145,9 +145,7 @@ class CornFilter(Filter):  # type: ignore[misc]
     def _release(self, result: Shareable, fl_ctx: FLContext) -> Shareable:
         task = fl_ctx.get_prop(_TASK)
         if task is None:
-            raise PublicError(
-                "CornFilter must filter the data of tasks too: add it to task_data_filters"
-            )
+            raise PublicError("CornFilter must be among task_data_filters too")
         code = result.get_return_code()
         if code != ReturnCode.OK:
             # Whatever the site's own code answers with may quote data.
@@ -277,8 +275,8 @@ class CornExecutor(Executor):  # type: ignore[misc]
         # What is not trained goes back as it came.
         before = {name: given.data[name] for name in trained.shapes}
         zeros = [np.zeros_like(_as_array(value)) for value in before.values()]
-        moved = zip(before.items(), add_to_arrays(zeros, parameters.numpy()), strict=True)
-        data = given.data | {name: _like(array, value) for (name, value), array in moved}
+        arrays = zip(before.items(), add_to_arrays(zeros, parameters.numpy()), strict=True)
+        data = given.data | {name: _like(array, value) for (name, value), array in arrays}
         # The site's own filter lets a model pass that is a sum of releases already.
         reply = _make_reply(DataKind.WEIGHTS, data, round_number)
         fl_ctx.set_prop(_RELEASED, reply, private=True, sticky=False)

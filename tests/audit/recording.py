@@ -22,8 +22,14 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from corn.audit.run import AuditedRun, Signal, query_of
-from corn.audit.steps import RAW_LENGTH, count_samples, mean_output
+from corn.audit.run import (
+    RAW_LENGTH,
+    AuditedRun,
+    Signal,
+    count_samples,
+    mean_output,
+    query_of,
+)
 from corn.audit.views import View, sum_parts
 from corn.checks import FloatArray, require
 from corn.distributed import AgentConfig, Reports, RunSettings, run_workload

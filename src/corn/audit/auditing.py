@@ -1,9 +1,9 @@
 """An audit of a plan: the strongest attackers against the code that runs, next to the promise.
 
 :func:`audit_plan` pairs each victim with an attacker (``views``). All agents run the library's own
-code, with a canary or without it (``run``; ``steps`` for whole steps). Attackers score what they
-read (``attacks``), and what the scores prove is compared with :func:`promise_to`. Faults that need
-no victim are found by ``checks``.
+code, with a canary or without it (``run``). Attackers score what they read (``attacks``), and what
+the scores prove is compared with :func:`promise_to`. Faults that need no victim are found by
+``checks``.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from corn.audit.attacks import (
     limit_errors,
 )
 from corn.audit.checks import MessageCheck, check_keys, check_messages, check_noise, check_sampler
-from corn.audit.run import AuditedRun, query_of
-from corn.audit.steps import StepRun, rate_of
+from corn.audit.run import AuditedRun, StepRun, query_of, rate_of
 from corn.audit.views import StreamWeights, View, list_worst_views, sum_parts
 from corn.checks import require, require_count
 from corn.plan import Plan

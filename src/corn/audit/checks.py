@@ -17,8 +17,7 @@ import torch
 from numpy.typing import NDArray
 from scipy import stats
 
-from corn.audit.run import AuditedRun, make_choices, make_secret
-from corn.audit.steps import rate_of
+from corn.audit.run import AuditedRun, make_choices, make_secret, rate_of
 from corn.audit.views import StreamWeights, View
 from corn.checks import FloatArray, IntArray
 from corn.learn.batches import AgentData, Batch, BatchSampler
