@@ -145,7 +145,7 @@ class CornFilter(Filter):  # type: ignore[misc]
     def _release(self, result: Shareable, fl_ctx: FLContext) -> Shareable:
         task = fl_ctx.get_prop(_TASK)
         if task is None:
-            raise PublicError("CornFilter must be among task_data_filters too")
+            raise PublicError("CornFilter must be among the task_data_filters too")
         code = result.get_return_code()
         if code != ReturnCode.OK:
             # Whatever the site's own code answers with may quote data.

@@ -200,21 +200,14 @@ def estimate_mu(scores: TrialScores, *, confidence: float = 0.95) -> Interval:
 
 
 def compute_auc(null: FloatArray, alternative: FloatArray) -> float:
-    """Return the probability that a score of the alternative exceeds one of the null.
-
-    >>> compute_auc(np.array([0.0, 1.0]), np.array([1.0, 2.0]))
-    0.875
-    """
+    """Return the probability that a score of the alternative exceeds one of the null."""
     # ``mannwhitneyu`` counts ties as one half.
     found = stats.mannwhitneyu(alternative, null, method="asymptotic").statistic
     return float(found) / (len(null) * len(alternative))
 
 
 def estimate_mu_by_auc(scores: TrialScores) -> Interval:
-    """Return the μ of normal scores with the same AUC, with its interval at 95 %.
-
-    The interval is that of Hanley and McNeil.
-    """
+    """Return the μ of normal scores with the same AUC; the interval is Hanley and McNeil's."""
     area, n = compute_auc(*scores), len(scores.null)
     # Their exponential approximation, for equally many scores of both kinds.
     q1, q2 = area / (2 - area), 2 * area**2 / (1 + area)

@@ -149,13 +149,12 @@ def audit_plan(
     is_masked = plan.decomposition.is_masked
     # Alarms share one level: tests of the noise, of the sampler, of sums and of messages under
     # masks, and four of each finding: two attackers, each by rates and by μ.
-    num_checks = 4 if is_masked else 2
-    alpha = (1 - confidence) / (num_checks + 4 * len(pairs))
+    alpha = (1 - confidence) / ((4 if is_masked else 2) + 4 * len(pairs))
     findings: list[Finding] = []
     # Pairs are sorted by view: what all views read would not fit into memory.
     for attacker, of_view in groupby(track(pairs), key=lambda pair: pair[1]):
         chosen = (number for number, _ in of_view)
-        findings += _attack(run, attacker, chosen, through=through, seed=seed, alpha=alpha)
+        findings += _attack(run, attacker, chosen, seed=seed, alpha=alpha)
     R = StreamWeights.of(plan.decomposition).hidden(())
     # Rounding to the grid adds an independent uniform error.
     R = R + np.eye(len(R)) * plan.grid**2 / 12
@@ -225,16 +224,10 @@ def promise_to(plan: Plan, victim: int, num_releases: int | None = None) -> Prom
 
 
 def _attack(
-    run: AuditedRun,
-    view: View,
-    victims: Iterable[int],
-    *,
-    through: Through,
-    seed: int,
-    alpha: float,
+    run: AuditedRun, view: View, victims: Iterable[int], *, seed: int, alpha: float
 ) -> Iterator[Finding]:
     """Attack each victim in every way that the view allows, and compare with the promise."""
-    plan, size = run.plan, len(run.releases)
+    plan, size, is_step = run.plan, len(run.releases), isinstance(run, StepRun)
     streams = StreamWeights.of(plan.decomposition)
     # Without masks each honest agent is a part. All arrays have shape (releases, parts, trials).
     parts = run.find_parts(view)
@@ -250,20 +243,20 @@ def _attack(
     is_few = len(view.coalition) <= plan.threat.max_colluders
     for victim in victims:
         signal, query = run.add_canary(victim), query_of(plan, victim)
+        is_normal = signal.rate is None
         # A few shares stand for the whole run; through the step, only what was released counts.
-        promise = promise_to(plan, victim, size if through == "step" else None)
+        promise = promise_to(plan, victim, size if is_step else None)
         position = next(k for k, part in enumerate(parts) if victim in part)
         best, thresholds = attack_by_likelihood(
             hidden, signal, covariance, position, promised_mu=promise.mu, seed=seed
         )
         attacks = {"likelihood ratio": best}
         shift = query.sensitivity * math.sqrt(float(precisions[victim]))
-        if signal.rate is None:
-            learned = attack_by_learning(released, known, signal, position)
-            attacks["learned discriminant"] = learned
+        if is_normal:
+            attacks["learned discriminant"] = attack_by_learning(released, known, signal, position)
             mu = estimate_mu(best)
             # μ = Δ √(K [Σ⁻¹]_jj), docs/theory.md.
-            steps = size if through == "step" else plan.budget.num_steps
+            steps = size if is_step else plan.budget.num_steps
             exact = shift * math.sqrt(1 if query.is_subsampled else query.participations(steps))
         else:
             # No linear test is the best of a mixture.
@@ -278,12 +271,12 @@ def _attack(
                 excess.append(f"{name}: error rates below the promised trade-off")
             # Tighter than the rates, but valid only if scores are normal. Both are alarms. One
             # side of a two-sided interval at 1 − 2α has the level 1 − α.
-            low = estimate_mu(scores, confidence=1 - 2 * alpha).low if signal.rate is None else 0.0
+            low = estimate_mu(scores, confidence=1 - 2 * alpha).low if is_normal else 0.0
             by_mu = max(by_mu, low)
             if low > promise.mu:
-                shown = f"μ ≥ {round_bound_down(low)}, promised {round_up(promise.mu)}"
-                excess.append(f"{name}: {shown}")
-        is_normal = signal.rate is None
+                excess.append(
+                    f"{name}: μ ≥ {round_bound_down(low)}, promised {round_up(promise.mu)}"
+                )
         yield Finding(
             victim=victim,
             view=view,

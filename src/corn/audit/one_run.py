@@ -250,9 +250,6 @@ def guess_p_value(
 
     Right guesses are at most as frequent as under randomised response with odds e^ε, but for up to
     2mδ guesses on average that are right for free (Theorem 5.2 of the paper).
-
-    >>> guess_p_value(10, 10, 10, epsilon=0.0, delta=0.0) == 2.0**-10
-    True
     """
     # 1/(1 + e^−ε), without overflow for large ε.
     chance = float(np.exp(-np.logaddexp(0.0, -epsilon)))

@@ -207,8 +207,7 @@ class AuditedRun:
         if self._is_sum:
             return stepper.release_masked(observe=False)
         half = stepper.release_half_step(step_size=_STEP_SIZE, observe=False)
-        released: FloatArray = half.double().numpy() / -_STEP_SIZE
-        return released
+        return half.double().numpy() / -_STEP_SIZE
 
     def open_share(self, agent: int, keys: Keys, number: int, *, size: int) -> NoiseShare:
         """Return an agent's share of the noise in the attempt of a release, from some keys."""
@@ -239,8 +238,7 @@ class AuditedRun:
     def project(self, values: FloatArray) -> FloatArray:
         """Return the part of each trial along the canary: the last axis has all trials' values."""
         shape = (*values.shape[:-1], -1, len(self.direction))
-        projected: FloatArray = values.reshape(shape) @ self.direction
-        return projected
+        return np.asarray(values.reshape(shape) @ self.direction)
 
     @cached_property
     def offsets(self) -> FloatArray:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import combinations
 from typing import Any, TypeAlias
 
 import networkx as nx
@@ -107,9 +107,8 @@ class StreamWeights:
         graph.add_nodes_from(left)
         hidden = (owner.members for owner in self.masks if owner not in known)
         # The honest members of a group are a path of masks, whoever is between them.
-        graph.add_edges_from(
-            pair for group in hidden for pair in pairwise(filter(left.__contains__, group))
-        )
+        for group in hidden:
+            nx.add_path(graph, filter(left.__contains__, group))
         return tuple(sorted(tuple(sorted(part)) for part in nx.connected_components(graph)))
 
     def hidden(self, known: Collection[Owner], parts: Parts | None = None) -> FloatArray:
@@ -117,14 +116,12 @@ class StreamWeights:
 
         By default each agent is a part.
         """
-        # Summed over the others, not subtracted from R: a difference would leave rounding errors
-        # where no noise is left.
+        # Not subtracted from R: a difference would leave rounding errors where no noise is left.
         is_hidden = [owner not in known for owner in self.owners]
         B = self.weights[:, is_hidden]
         if parts is not None:
             B = sum_parts(B, parts, axis=0)
-        hidden: FloatArray = B @ B.T
-        return hidden
+        return np.asarray(B @ B.T)
 
     def precision(self, view: View) -> FloatArray:
         """Return [Σ⁻¹]_jj of every agent against a view, shape (n,); 0 for insiders.
@@ -132,9 +129,7 @@ class StreamWeights:
         Σ is the covariance of what the view does not know of honest agents' noise, or of the noise
         in their sums under masks. It is ∞ for agents that this noise does not hide.
         """
-        n = len(self.weights)
-        known = self.held_by(view.coalition)
-        # Insiders' own noise is known to them, so that only honest rows and columns remain.
+        n, known = len(self.weights), self.held_by(view.coalition)
         parts = self.join(view.honest(n), known)
         found = np.zeros(n)
         diagonal = np.diag(invert_hidden(self.hidden(known, parts)))
@@ -144,11 +139,7 @@ class StreamWeights:
 
 
 def sum_parts(values: NDArray[Any], parts: Parts, *, axis: int) -> NDArray[Any]:
-    """Add up the values of the agents of each part; words wrap around as sums of messages do.
-
-    >>> sum_parts(np.array([1, 2, 3]), ((0, 2), (1,)), axis=0).tolist()
-    [4, 2]
-    """
+    """Add up the values of the agents of each part; words wrap around as sums of messages do."""
     starts = np.cumsum([0, *(len(part) for part in parts[:-1])])
     chosen = np.take(values, [agent for part in parts for agent in part], axis=axis)
     # In the type of the values: NumPy would add up small integers in a larger one.
@@ -156,10 +147,7 @@ def sum_parts(values: NDArray[Any], parts: Parts, *, axis: int) -> NDArray[Any]:
 
 
 def invert_hidden(covariance: FloatArray) -> FloatArray:
-    """Return Σ⁻¹; ∞ on the diagonal of agents that noise does not hide.
-
-    A direction without noise reveals every agent that has a part in it.
-    """
+    """Return Σ⁻¹; ∞ on the diagonal of agents that have a part in a direction without noise."""
     # Correlations, because agents' variances may differ by many orders and eigenvalues would then
     # be rounded to zero that are not.
     scale = np.sqrt(np.maximum(np.diag(covariance), np.finfo(float).tiny))
@@ -199,8 +187,8 @@ def list_worst_views(plan: Plan) -> list[View]:
     size = plan.threat.max_colluders if plan.decomposition.seed_groups else 0
     worst, views = np.full(n, -1.0), [View()] * n
     for view in _list_views(n, size):
-        precision = streams.precision(view)
         # An insider has 0, so that no coalition is the worst of its own members.
+        precision = streams.precision(view)
         for agent in np.flatnonzero(precision > worst).tolist():
             worst[agent], views[agent] = precision[agent], view
     return views
