@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from corn.checks import FloatArray, require
-from corn.distributed.keyring import Credentials, load_credentials, make_source, open_ledger
+from corn.distributed.keyring import load_credentials, make_source, open_ledger
 from corn.distributed.membership import name_agents
 from corn.distributed.recovery import replan
 from corn.distributed.rendezvous import check_guarantee, is_public, name_kind
@@ -53,6 +53,7 @@ from corn.noise.stream import NONCE_BYTES, encode_fields
 from corn.plan import Plan, fingerprint, load_plan
 from corn.topology import load_network
 from corn.topology.graphs import add_names, label_agent
+from corn.transport import Credentials
 
 FEWEST_AGENTS = 2
 # The fields of a hello: a number, three digests and a signature.
@@ -567,12 +568,13 @@ def sum_releases(
     """Release a gradient into a sum; return the average of all agents, shape (d,).
 
     None stands for a sum that began without this agent, or for a void one, which counts as
-    released: an agent was lost on the way, or the integers do not add up to a possible sum. Honest
-    agents of which some applied a sum and others did not refuse each other's next hello.
+    released: an agent was lost on the way, or the integers do not add up to a possible sum. If only
+    some honest agents apply a sum, their models differ, and they refuse each other from then on.
 
     ``clipped`` is one gradient, clipped as the plan's unit demands. ``model`` is a digest of the
-    public model at which it was computed and of the number of sums before it. ``reduction`` is
-    trusted with nothing: ``PublicError`` says that nothing may be released with what others sent.
+    public model at which it was computed and of the number of sums before it: no two sums begin at
+    the same. ``reduction`` is trusted with nothing: ``PublicError`` says that nothing may be
+    released with what others sent.
     """
     hellos = reduction.meet(own.say_hello(model))
     if hellos is None:

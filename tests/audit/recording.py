@@ -327,7 +327,8 @@ class ProcessRun(AuditedRun):
 
     def read_sums(self, view: View) -> FloatArray:
         """Return the sums of releases without the gradients, which attackers know."""
-        return super().read_sums(view) - sum_parts(self.gradients, self.find_parts(view), axis=1)
+        known = sum_parts(self.gradients, self.find_parts(view), axis=1)
+        return np.asarray(super().read_sums(view) - known)
 
     def add_canary(self, victim: int) -> Signal:
         """See ``AuditedRun``."""

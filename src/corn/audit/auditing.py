@@ -252,7 +252,7 @@ def _attack(
         )
         attacks = {"likelihood ratio": best}
         shift = query.sensitivity * math.sqrt(float(precisions[victim]))
-        if is_normal:
+        if signal.rate is None:
             attacks["learned discriminant"] = attack_by_learning(released, known, signal, position)
             mu = estimate_mu(best)
             # μ = Δ √(K [Σ⁻¹]_jj), docs/theory.md.

@@ -215,13 +215,9 @@ def uniform_p_value(words: MaskWords) -> float:
     """Return the p-value of words that are uniform, by χ² of their high and of their low bits."""
     num_bits = int(np.clip(math.log2(len(words) / _WORDS_PER_CELL), 1, _MOST_BITS))
     cells, shift = 2**num_bits, 8 * words.dtype.itemsize - num_bits
-    counts = [
-        np.bincount(some.astype(np.int64), minlength=cells)
-        for some in (words >> shift, words & (cells - 1))
-    ]
-    expected = len(words) / cells
-    square = [float(((count - expected) ** 2).sum()) / expected for count in counts]
-    return min(1.0, 2 * float(stats.chi2.sf(max(square), cells - 1)))
+    parts = (words >> shift, words & (cells - 1))
+    counts = [np.bincount(part.astype(np.int64), minlength=cells) for part in parts]
+    return min(1.0, 2 * min(float(stats.chisquare(count).pvalue) for count in counts))
 
 
 def check_sums(run: AuditedRun, alpha: float) -> list[str]:
@@ -290,8 +286,7 @@ def check_sampler(query: ClippedQuery, *, seed: int, alpha: float) -> list[str]:
         problems.append("one sample more moves other samples of a batch to other positions")
     heaviest = max(float(each.weights.max()) for own in batches.values() for each in own)
     if heaviest > 1 / query.batch_size:
-        size = query.batch_size
-        problems.append(f"a sample has weight {heaviest:g}, where 1/{size} was counted")
+        problems.append(f"a sample has weight {heaviest:g}, where 1/{query.batch_size} was counted")
     if not is_poisson:
         return problems + _check_passes(taken, steps, usual, alpha=alpha)
     runs = int(np.clip(_COINS // (_NUMBERS * usual), _FEW_RUNS, _MOST_RUNS)) // 2 * 2

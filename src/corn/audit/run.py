@@ -372,10 +372,9 @@ class StepRun(AuditedRun):
         return np.stack(found) - self.released[:, victim]
 
     def _compute_canaries(self, query: ClippedQuery) -> list[Tensor]:
-        """Sample, differentiate and clip for all trials.
+        """Return the clipped gradients of all releases without and with the canary.
 
-        Returned are the clipped gradients of all releases without and with the canary, shape
-        (releases, size), and whether it takes part, shape (releases, trials).
+        They have shape (releases, size); and whether it takes part, shape (releases, trials).
         """
         every = range(self.num_trials)
         chunks = [
