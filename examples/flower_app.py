@@ -15,7 +15,7 @@ import numpy as np
 from sklearn.datasets import make_classification
 
 import corn
-from corn.distributed.keyring import make_keys
+from corn.distributed import make_keys
 from corn.engines import AgentRelease
 from corn.flower import CornMod, CornStrategy
 from corn.privacy import round_up

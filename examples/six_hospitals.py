@@ -95,7 +95,7 @@ def make_folders(folder: Path, names: Sequence[str]) -> Path:
     At real sites everybody makes an own key, and puts the file, its plan and the roster beside it.
     """
     from corn import make_plan, save_plan
-    from corn.distributed.keyring import make_keys
+    from corn.distributed import make_keys
     from corn.learn import load_consortium
 
     made = folder / "made"

@@ -14,7 +14,7 @@ from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 from nvflare.recipe import SimEnv
 
 import corn
-from corn.distributed.keyring import make_keys
+from corn.distributed import make_keys
 from corn.noise import load_roster
 from corn.nvflare import CornFilter, CornSums
 
