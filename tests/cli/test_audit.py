@@ -44,7 +44,7 @@ def test_json_has_promise_estimate_and_bounds(corn: Runner, plans: Path) -> None
 def test_exact_sums_report_the_test_of_messages(corn: Runner, plans: Path) -> None:
     outcome = corn("audit", plans / "sums.corn", "--trials", 1000)
     assert outcome.exit_code == 0, outcome.stderr
-    assert "bits 16" in outcome.stdout
+    assert "integers of 16 bits under masks" in outcome.stdout
     assert outcome.stdout.count("tight") == 5
     facts = json.loads(corn("audit", plans / "sums.corn", "--trials", 1000, "--json").stdout)
     assert facts["mixing"] == "sum"
