@@ -31,7 +31,7 @@ from corn.learn import Workload, make_schedule
 from corn.learn.batches import SeededChoices
 from corn.privacy.rounding import round_bound_down, round_up
 from corn.threads import limit_threads
-from tests.audit.recording import ProcessObservation
+from tests.audit.recording import ProcessRun
 from tests.oracles.word_statistics import WordStatistics
 
 GRAPH, EPSILON, DELTA, STEPS = "er:n=12,p=0.4,seed=1", 3.0, 1e-5, 200
@@ -141,16 +141,14 @@ def audit_row(setting: Setting, trials: int) -> str:
     size = trials if setting.through == "shares" else STEP_TRIALS
     is_recorded = setting.through == "processes"
     choices = make_public_choices if setting.has_public_coins else make_choices
-    with patch("corn.audit.observation.make_choices", choices):
+    with patch("corn.audit.run.make_choices", choices):
         report = audit_plan(
             plan,
             victims=[0] if setting.through == "step" else None,
             view=setting.view,
             through="shares" if is_recorded else setting.through,
             num_trials=size,
-            observation=(
-                ProcessObservation(plan, num_trials=size, num_releases=4) if is_recorded else None
-            ),
+            run=ProcessRun(plan, num_trials=size, num_releases=4) if is_recorded else None,
         )
     strongest = max(report.findings, key=lambda one: one.ratio)
     promised, found = strongest.promise, strongest
@@ -214,7 +212,7 @@ def stream_words(plan: Plan, num_words: int, view: View) -> Iterator[tuple[str, 
     for seed in count():
         if min(single.num_words, partial.num_words) >= num_words:
             break
-        run = AuditedRun.of_seed(plan, 2, BLOCK, seed=seed)
+        run = AuditedRun(plan, 2, BLOCK, seed=seed)
         signs = np.random.default_rng(seed).choice([-1.0, 1.0], (2, plan.num_agents, BLOCK))
         gradients = torch.from_numpy(signs) * plan.budget.query.clip
         run.messages = np.array(

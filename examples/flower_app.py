@@ -7,6 +7,7 @@ the promise, the test accuracy of the server's model, and the ε that each clini
 """
 
 import logging
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -14,7 +15,8 @@ import numpy as np
 from sklearn.datasets import make_classification
 
 import corn
-from corn.engines import AgentRelease, make_sites
+from corn.distributed import make_keys
+from corn.engines import AgentRelease
 from corn.flower import CornMod, CornStrategy
 from corn.privacy import round_up
 
@@ -62,8 +64,14 @@ def main() -> None:
     budget = corn.PrivacyBudget(epsilon=20, delta=1e-5, num_steps=NUM_ROUNDS, clip=CLIP)
     plan = corn.make_plan(corn.load_network(f"complete:{NUM_CLINICS}", mixing="sum"), budget)
     corn.save_plan(plan, FOLDER / "plan.corn")
-    # Every clinic makes its own folder in a deployment.
-    make_sites(FOLDER, plan, [str(clinic) for clinic in range(NUM_CLINICS)])
+    # In a deployment every clinic makes its own folder, with its key from corn keys make.
+    make_keys(FOLDER, NUM_CLINICS)
+    for clinic in range(NUM_CLINICS):
+        own = FOLDER / str(clinic)
+        own.mkdir(mode=0o700)
+        (FOLDER / f"agent-{clinic}.key").rename(own / f"agent-{clinic}.key")
+        for name in ("plan.corn", "roster.json"):
+            shutil.copy(FOLDER / name, own)
     client, server = ClientApp(mods=[CornMod(FOLDER / "{site}")]), ServerApp()
     client.train()(train)
     server.main()(serve)

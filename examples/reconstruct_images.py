@@ -392,7 +392,7 @@ def make_scenes(network: Network, budget: PrivacyBudget) -> list[tuple[Mechanism
     ldp = make_plan(network, budget, mechanism="ldp", threat=EAVESDROPPER)
     broken = find_smallest_break(outside)
     # A plan that no coalition breaks still gets a row; any agent will do as the insider.
-    insider = View((network.num_agents - 1,)) if broken is None else broken.view
+    insider = View((network.num_agents - 1,)) if broken is None else broken[0]
     shared = Mechanism.from_plan(outside, name="CorN, one seed for all")
     return [
         (Mechanism.non_private(*budget.queries), View(), "anybody"),

@@ -95,18 +95,30 @@ def make_folders(folder: Path, names: Sequence[str]) -> Path:
     At real sites everybody makes an own key, and puts the file, its plan and the roster beside it.
     """
     from corn import make_plan, save_plan
-    from corn.engines import make_sites
+    from corn.distributed import make_keys
     from corn.learn import load_consortium
 
-    if not (folder / "made").exists():
-        write_files(folder / "made")
-    agreed = load_consortium(folder / "made" / "consortium.toml")
+    made = folder / "made"
+    if not made.exists():
+        write_files(made)
+    agreed = load_consortium(made / "consortium.toml")
     plan = make_plan(agreed.load_network(), agreed.make_budget(), threat=agreed.make_threat())
     save_plan(plan, agreed.plan_path)
-    make_sites(folder, agreed.path, names)
-    for name, site in zip(names, agreed.sites, strict=True):
-        shutil.copy(folder / "made" / f"{site.name}.csv", folder / name / "data.csv")
+    make_keys(folder / "all", len(names))
+    for agent, (name, site) in enumerate(zip(names, agreed.sites, strict=True)):
+        own = folder / name
+        own.mkdir(mode=0o700)
+        copy_public_files(folder, own)
+        (folder / "all" / f"agent-{agent}.key").rename(own / f"agent-{agent}.key")
+        shutil.copy(made / f"{site.name}.csv", own / "data.csv")
     return agreed.path
+
+
+def copy_public_files(folder: Path, own: Path) -> None:
+    """Copy what all parties have: consortium file, plan, public test data and roster."""
+    for name in ("consortium.toml", "consortium.corn", "public.csv"):
+        shutil.copy(folder / "made" / name, own)
+    shutil.copy(folder / "all" / "roster.json", own)
 
 
 if __name__ == "__main__":

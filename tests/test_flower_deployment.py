@@ -26,13 +26,14 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from corn.engines import decode_hello, make_sites
+from corn.engines import decode_hello
 from corn.errors import CornError
 from corn.noise import load_identity, load_roster
 from corn.noise.ledger import read_history
 from corn.plan import load_plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
+from tests.contracts.engines import make_sites
 from tests.oracles import masked_message
 
 # More releases are allowed than there are rounds, so that ledgers count and do not end the run.

@@ -36,7 +36,6 @@ from nvflare.private.fed.client.admin import FedAdminAgent
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 
 from corn.distributed.requirements import RequirementError
-from corn.engines import make_sites
 from corn.errors import PublicError
 from corn.noise import load_roster
 from corn.noise.ledger import read_history
@@ -51,7 +50,7 @@ from corn.nvflare import (
 from corn.plan import load_plan, make_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
-from tests.contracts.engines import Context, task
+from tests.contracts.engines import Context, make_sites, task
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "nvflare"
 N, ROUNDS, SITES = 4, 5, 6

@@ -5,11 +5,9 @@ each site and of the server to FOLDER/sites, and the job to FOLDER/job.
 """
 
 import runpy
-import shutil
 import sys
 from pathlib import Path
 
-from corn.engines import copy_public_files
 from corn.nvflare import make_consortium_job
 
 HOSPITALS = Path(__file__).parents[1] / "six_hospitals.py"
@@ -22,8 +20,7 @@ def main() -> None:
     hospitals = runpy.run_path(str(HOSPITALS))
     consortium = hospitals["make_folders"](sites, [f"site-{number + 1}" for number in range(6)])
     (sites / "server").mkdir()
-    copy_public_files(consortium, sites / "server")
-    shutil.copy(sites / "all" / "roster.json", sites / "server")
+    hospitals["copy_public_files"](sites, sites / "server")
     make_consortium_job(consortium, wait=60).export_job(str(folder / "job"))
     print(f"copy each folder of {sites} to local/corn of its party, and submit {folder}/job/corn")
 

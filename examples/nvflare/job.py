@@ -5,6 +5,7 @@ python examples/nvflare/job.py --job DIR         # the job; each site has its ow
 """
 
 import argparse
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 from nvflare.recipe import SimEnv
 
 import corn
-from corn.engines import make_sites
+from corn.distributed import make_keys
+from corn.noise import load_roster
 from corn.nvflare import CornFilter, CornSums
 
 SITES, ROUNDS = 6, 5
@@ -24,7 +26,15 @@ def make_folders(folder: Path, budget: corn.PrivacyBudget = BUDGET) -> list[str]
     """Make one plan, and a folder with a key for each site; return the public keys."""
     plan = corn.make_plan(corn.load_network(f"star:{SITES}"), budget)
     print(plan.describe())
-    roster = make_sites(folder, plan, [f"site-{number + 1}" for number in range(SITES)])
+    # At real sites everybody makes a key with corn keys make, and only public keys travel.
+    make_keys(folder / "all", SITES)
+    for number in range(SITES):
+        own, key = folder / f"site-{number + 1}", f"agent-{number}.key"
+        own.mkdir(mode=0o700)
+        corn.save_plan(plan, own / "plan.corn")
+        (folder / "all" / key).rename(own / key)
+        shutil.copy(folder / "all" / "roster.json", own)
+    roster = load_roster(folder / "all" / "roster.json")
     return [key.hex() for key in roster.public_keys]
 
 

@@ -1,22 +1,19 @@
 """One agent's releases under a plan of exact sums, for an engine that carries the messages.
 
 Each round the agent clips its update, adds its share of the noise, rounds the sum to the grid and
-hides it under masks. Whoever adds up the integers of all agents modulo 2^B gets the noisy sum and
-nothing else.
+hides it under masks. Whoever adds up the integers of all agents modulo 2^B gets the noisy sum.
 
 The guarantee is the plan's, against the server and anybody else who reads all messages and models,
-together with as many curious agents as the plan's threat names. The server need not follow the
-protocol: whatever it asks of whom, a release is either uniform or part of one sum with the noise of
-all honest agents in it (docs/flower.md). It could spoil the model.
+together with as many curious agents as the plan's threat names. Whatever the server asks of whom, a
+release is either uniform or part of one sum with the noise of all honest agents in it
+(docs/flower.md).
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-import math
 import secrets
-import shutil
 import struct
 import threading
 import time
@@ -30,10 +27,10 @@ from typing import Any, NamedTuple, Protocol, Self, TypeGuard, final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from corn.checks import FloatArray, require
-from corn.distributed.keyring import load_credentials, make_keys, make_source, open_ledger
+from corn.distributed.keyring import load_credentials, make_source, open_ledger
 from corn.distributed.membership import name_agents
 from corn.distributed.recovery import replan
 from corn.distributed.rendezvous import check_guarantee, is_public, name_kind
@@ -49,16 +46,15 @@ from corn.learn.tasks import Gradients, MeanLoss
 from corn.learn.tasks.module import make_task
 from corn.learn.trained import MODEL_FILE, ModelPromise, TrainedModel, load_model
 from corn.learn.workloads import make_named_task
-from corn.noise import BudgetSpentError, ReleaseLedger, Roster, agree_on_nonce, load_roster
+from corn.noise import BudgetSpentError, ReleaseLedger, Roster, agree_on_nonce
 from corn.noise.ledger import find_agents, read_history
 from corn.noise.masks import WORDS, MaskWords, draw_offset, is_possible, read_average
 from corn.noise.stream import NONCE_BYTES, encode_fields
-from corn.plan import Plan, fingerprint, load_plan, save_plan
+from corn.plan import Plan, fingerprint, load_plan
 from corn.topology import load_network
 from corn.topology.graphs import add_names, label_agent
+from corn.transport import Credentials
 
-# Seeds of larger groups would need messages between agents, which an engine does not carry.
-_LARGEST_GROUP = 2
 FEWEST_AGENTS = 2
 # The fields of a hello: a number, three digests and a signature.
 _HELLO = struct.Struct(f"<I{NONCE_BYTES}s{NONCE_BYTES}s{NONCE_BYTES}s64s")
@@ -78,13 +74,10 @@ _LOGGER = logging.getLogger("corn.engines")
 
 @dataclass(frozen=True, eq=False)
 class MaskedUpdate:
-    """The message of one agent in one round, which may be public: integers modulo 2^B, shape (d,).
+    """The message of one agent in one round, which may be public."""
 
-    The agent's offset of the grid follows from ``offset_seed``, 32 random bytes.
-    """
-
-    integers: MaskWords
-    offset_seed: bytes
+    integers: MaskWords  # modulo 2^B, shape (d,)
+    offset_seed: bytes  # 32 random bytes, from which the agent's offset of the grid follows
 
 
 # A client app is made anew for every message, and verifying a plan takes a while.
@@ -100,8 +93,7 @@ def plan_for(plan: Plan, agents: tuple[int, ...]) -> Plan:
     # No message takes the links of a plan here, so they may be any that join these agents.
     network = load_network(f"star:{len(agents)}", mixing="sum")
     source = f"agents {','.join(map(str, agents))} of {plan.network.source}"
-    # For as many steps as the plan of all: the cap on each step is the same, and one ledger counts
-    # the releases under all of these plans together.
+    # As many steps as under the plan of all, with the same cap: one ledger counts them together.
     num_steps = plan.budget.num_steps
     return replan(plan, agents, steps_left=num_steps, network=replace(network, source=source))
 
@@ -113,10 +105,6 @@ def _find_precision(plan: Plan, agent: int) -> float:
 
 class TooFewAgentsError(CornError):
     """Fewer agents are left than a sum must have: stop, and keep the model."""
-
-
-class AbortedError(CornError):
-    """The engine has aborted the job while an agent waited for others."""
 
 
 class Hello(NamedTuple):
@@ -138,7 +126,7 @@ class Hello(NamedTuple):
         return encode_fields("corn hello 1", *self[:-1])
 
     def encode(self) -> bytes:
-        """Return the hello as a message."""
+        """Return the message that ``decode_hello`` reads."""
         return _HELLO.pack(*self)
 
 
@@ -163,8 +151,8 @@ def read_hello(found: object, roster: Roster) -> Hello:
 class AgentRelease:
     """One agent's releases under a plan of exact sums, for a transport that CorN does not run.
 
-    An agent says hello before each release, with a nonce that it has never used before. Client apps
-    may live for one message only, so the agent's ledger keeps that nonce until it is used.
+    An agent says hello before each release, with a new nonce. Client apps may live for one message
+    only, so the agent's ledger keeps that nonce until it is used.
 
     Args:
         plan: The plan of all agents.
@@ -188,7 +176,7 @@ class AgentRelease:
 
     def say_hello(self, model: bytes = NO_MODEL) -> Hello:
         """Begin a run of one sum from a model with this digest; see :meth:`release`."""
-        # The ledger has a new nonce whenever it is opened so. With it the nonce of the run is new,
+        # The ledger has a new nonce whenever it is opened so. That of the run is then new too,
         # whatever the server claims about other agents' nonces.
         with self._open(_find_precision(self.plan, self.agent)) as ledger:
             nonce = ledger.nonce
@@ -197,7 +185,7 @@ class AgentRelease:
                     f"{self._keys}: all {self.plan.budget.num_steps} releases of the plan are spent"
                 )
         hello = Hello(self.agent, fingerprint(self.plan), model, nonce)
-        own = load_credentials(self._keys, self.agent, self.plan.num_agents)
+        own = self._credentials
         own.roster.require_names(self.plan.network.agent_names)
         return hello._replace(signature=own.identity.sign(hello.statement()))
 
@@ -212,7 +200,7 @@ class AgentRelease:
                 f"refuses to release: a sum must have from {FEWEST_AGENTS} to "
                 f"{self.plan.num_agents} hellos, found {len(hellos)}"
             )
-        roster = load_credentials(self._keys, self.agent, self.plan.num_agents).roster
+        roster = self._credentials.roster
         said = [read_hello(each, roster) for each in hellos]
         start = fingerprint(self.plan), model
         if other := [hello.agent for hello in said if hello.start != start]:
@@ -244,13 +232,11 @@ class AgentRelease:
         plan, place = plan_for(self.plan, agents), agents.index(self.agent)
         size = clipped.values.numel()
         plan.check_parameters(size)
-        # A hash of all contributions and of the plan, which every client computes for itself. It
-        # binds the set: masks of agents that were told of different sets do not cancel.
+        # It binds the set: masks of agents that were told of different sets do not cancel.
         run = agree_on_nonce(nonces, plan_fingerprint=fingerprint(self.plan))
-        own = load_credentials(self._keys, self.agent, self.plan.num_agents)
         with self._open(_find_precision(plan, place), continues=True) as ledger:
             # Before anything is reserved: without keys there is no noise, and no release.
-            source = make_source(own, plan, agents)
+            source = make_source(self._credentials, plan, agents)
             # A server that repeats an old list of nonces would get the old noise on a new update:
             # the difference of two releases would show the data.
             if nonces[self.agent] != ledger.nonce or ledger.next_step > 0:
@@ -277,8 +263,8 @@ class AgentRelease:
         """
         unit = self.plan.budget.unit
         require(unit == "agent", "unit", "agent: an update is one gradient", unit)
-        # A copy, as values that are not finite are set to zero in place. In float64 throughout, as
-        # the proof for floats assumes (docs/floats.md).
+        # A copy, as values that are not finite are set to zero in place. In float64 throughout:
+        # docs/floats.md.
         values = torch.from_numpy(np.array(update, dtype=np.float64)).view(1, 1, -1)
         clip = torch.tensor([self.plan.budget.clip], dtype=torch.float64)
         return clip_gradients(Gradients(values), clip, clips_samples=False)
@@ -292,6 +278,10 @@ class AgentRelease:
         if history.problems:
             raise FileFormatError(f"the total is not known: {history.problems[0]}")
         return history.compose(delta).epsilon
+
+    @property
+    def _credentials(self) -> Credentials:
+        return load_credentials(self._keys, self.agent, self.plan.num_agents)
 
     @contextmanager
     def _open(self, precision: float, *, continues: bool = False) -> Iterator[ReleaseLedger]:
@@ -337,7 +327,7 @@ def _read_sum(plan: Plan, total: MaskWords, offset_seeds: Sequence[bytes]) -> Fl
 
 
 def is_seed(found: object) -> TypeGuard[bytes]:
-    """Return whether a value that somebody sent is the seed of an offset."""
+    """Return whether somebody sent the seed of an offset."""
     return isinstance(found, bytes) and len(found) == NONCE_BYTES
 
 
@@ -346,23 +336,16 @@ class SumRounds:
     """Sums at a server that agents ask: who is ready, then the sum of their messages.
 
     A sum is of agents that start from one model under one plan. It begins when all agents of the
-    roster are ready, or those that were in the last sum, or after ``wait`` seconds at least
-    ``min_agents``. It is void where one of them sends nothing within ``wait`` seconds. The server
-    is trusted with nothing: see :meth:`AgentRelease.release`.
+    roster are ready, or those that were in the last sum, or after ``wait`` seconds at least two. It
+    is void where one of them sends nothing within ``wait`` seconds.
     """
 
-    def __init__(
-        self, roster: Roster, *, min_agents: int = FEWEST_AGENTS, wait: float = 600.0
-    ) -> None:
-        self._n = n = roster.num_agents
-        rule = f"from {FEWEST_AGENTS} to {n}"
-        require(FEWEST_AGENTS <= min_agents <= n, "min_agents", rule, min_agents)
+    def __init__(self, roster: Roster, *, wait: float = 600.0) -> None:
         require(wait > 0, "wait", "positive", wait)
         self._roster = roster
-        self._min_agents = min_agents
         self._wait = wait
         self._lock = threading.Lock()
-        self._awaited = set(range(n))
+        self._awaited = set(range(roster.num_agents))
         self._ready: dict[int, _Ready] = {}
         self._sums: dict[int, _Sum] = {}
         self._num_sums = 0
@@ -396,14 +379,15 @@ class SumRounds:
             self._ready[hello.agent] = _Ready(hello, sender, now)
         ready = sorted(self._ready.items())
         group = {agent: each for agent, each in ready if each.hello.start == hello.start}
-        is_enough = len(group) >= self._min_agents
+        is_enough = len(group) >= FEWEST_AGENTS
         is_late = now - min(each.since for each in group.values()) > self._wait
         if not (is_enough and self._awaited <= group.keys()) and not is_late:
             return {"status": "wait"}
         for agent in group:
             del self._ready[agent]
         if not is_enough:
-            return {"status": "few", "absent": sorted(set(range(self._n)) - group.keys())}
+            absent = set(range(self._roster.num_agents)) - group.keys()
+            return {"status": "few", "absent": sorted(absent)}
         self._awaited = set(group)
         self._num_sums += 1
         begun = _Sum(self._num_sums, group, deadline=now + self._wait)
@@ -432,8 +416,6 @@ class SumRounds:
 
 
 class _Ready(NamedTuple):
-    """A hello, with its sender and the time at which it came."""
-
     hello: Hello
     sender: str
     since: float
@@ -500,19 +482,14 @@ class ServerSums:
     """Sums at a server, through messages to :meth:`SumRounds.answer`.
 
     ``ask`` sends a message and returns its answer, or None if the server was not reached; after
-    ``wait`` seconds it is given up. Once ``is_aborted``, who waits raises ``AbortedError``.
+    ``wait`` seconds it is given up. An error of ``ask`` ends the wait for other agents.
     """
 
     def __init__(
-        self,
-        ask: Callable[[dict[str, Any]], Mapping[str, Any] | None],
-        wait: float = 600.0,
-        *,
-        is_aborted: Callable[[], bool] = lambda: False,
+        self, ask: Callable[[dict[str, Any]], Mapping[str, Any] | None], wait: float = 600.0
     ) -> None:
         self._ask = ask
         self._wait = wait
-        self._is_aborted = is_aborted
         self._number = 0
 
     def meet(self, hello: Hello) -> Sequence[object] | None:
@@ -525,14 +502,9 @@ class ServerSums:
 
     def add_up(self, agent: int, message: MaskedUpdate) -> tuple[MaskWords, Sequence[bytes]] | None:
         """See ``Reduction``."""
-        place = {"sum": self._number, "agent": agent}
-        dtype = message.integers.dtype
-        first = {
-            **place,
-            "words": dtype.str,
-            "integers": message.integers.tobytes(),
-            "offset_seed": message.offset_seed,
-        }
+        place, dtype = {"sum": self._number, "agent": agent}, message.integers.dtype
+        sent = {"words": dtype.str, "integers": message.integers.tobytes()}
+        first = {**place, **sent, "offset_seed": message.offset_seed}
         done = self._ask_until(first, "sum", again=place)
         if done["status"] == "void":
             _LOGGER.warning("a sum lacks agents %s", done.get("lost"))
@@ -548,8 +520,6 @@ class ServerSums:
         """Ask until an answer is final: ``again`` follows a request once the server has it."""
         deadline, pause = time.monotonic() + self._wait, _SHORTEST_PAUSE
         while True:
-            if self._is_aborted():
-                raise AbortedError("the job was aborted while an agent waited for others")
             answer = self._ask(request) or {}
             found = answer.get("status")
             if found in (status, "void", "late"):
@@ -597,23 +567,21 @@ def sum_releases(
 ) -> FloatArray | None:
     """Release a gradient into a sum; return the average of all agents, shape (d,).
 
-    None stands for a void sum, which counts as released: an agent was lost on the way, or the
-    integers do not add up to a possible sum. It also stands for a sum that began without this
-    agent. No sum is void for some honest agents and applied by others without notice, as long as
-    sums follow: their models differ, and they refuse each other.
+    None stands for a sum that began without this agent, or for a void one, which counts as
+    released: an agent was lost on the way, or the integers do not add up to a possible sum. If only
+    some honest agents apply a sum, their models differ, and they refuse each other from then on.
 
     ``clipped`` is one gradient, clipped as the plan's unit demands. ``model`` is a digest of the
-    public model at which it was computed and of the number of sums before it, so that no two sums
-    begin at the same. ``reduction`` is trusted with nothing: ``PublicError`` says that nothing may
-    be released with what others sent.
+    public model at which it was computed and of the number of sums before it: no two sums begin at
+    the same. ``reduction`` is trusted with nothing: ``PublicError`` says that nothing may be
+    released with what others sent.
     """
     hellos = reduction.meet(own.say_hello(model))
     if hellos is None:
         _LOGGER.warning("a sum began without this agent: nothing was released")
         return None
     nonces = own.read_hellos(hellos, model)
-    message = own.release(clipped, nonces)
-    done = reduction.add_up(own.agent, message)
+    done = reduction.add_up(own.agent, own.release(clipped, nonces))
     if done is None:
         _LOGGER.warning("a sum is void: the release counts")
         return None
@@ -630,9 +598,8 @@ def sum_releases(
 class GradientSteps:
     """One agent's gradient steps under a plan, whose sums a server adds up; for both units.
 
-    Batches are drawn by secret coins, as the plan's accounting assumes. All agents that follow the
-    protocol have the same model after every step. ``problem`` has this agent's samples alone;
-    ``step_size`` is 0 where somebody else takes the steps.
+    Batches are drawn by secret coins. ``problem`` has this agent's samples alone; ``step_size`` is
+    0 where somebody else takes the steps.
     """
 
     def __init__(
@@ -671,10 +638,7 @@ class GradientSteps:
     def take(
         self, parameters: Tensor, clipped: ClippedGradients, *, step: int, reduction: Reduction
     ) -> Tensor | None:
-        """Return the model after a step, shape (d,), or None where the sum is void.
-
-        ``clipped`` is what :meth:`differentiate` returned for it, and ``step`` its number from 0.
-        """
+        """Return the model after a step along ``clipped``, shape (d,), or None for a void sum."""
         model = parameters.to(self._dtype)
         state = hashlib.sha256(encode_fields("step", step))
         state.update(model.numpy().data)
@@ -692,14 +656,6 @@ class SiteProblem:
     problem: TrainingProblem
     shapes: Mapping[str, tuple[int, ...]]
 
-    @classmethod
-    def from_module(cls, module: nn.Module, loss: MeanLoss, dataset: DataSource) -> Self:
-        """Return the problem of a user's module, whose arrays have the names of its parameters."""
-        trained = [(name, each) for name, each in module.named_parameters() if each.requires_grad]
-        data = AgentData.from_parts([read_samples(dataset)])
-        problem = TrainingProblem(make_task(module, loss), data)
-        return cls(problem, {name: tuple(each.shape) for name, each in trained})
-
     def read(self, arrays: Mapping[str, NDArray[Any]]) -> Tensor:
         """Return the parameters in a server's arrays, shape (d,), or raise ``PublicError``."""
         if {name: arrays[name].shape for name in self.shapes if name in arrays} != self.shapes:
@@ -707,20 +663,14 @@ class SiteProblem:
         flat = np.concatenate([arrays[name].reshape(-1) for name in self.shapes])
         return torch.from_numpy(flat.astype(np.float64))
 
-    def write(self, parameters: Tensor) -> dict[str, NDArray[Any]]:
-        """Return parameters as the arrays of a message."""
-        sizes = [math.prod(shape) for shape in self.shapes.values()]
-        pieces = zip(self.shapes.items(), torch.split(parameters, sizes), strict=True)
-        return {name: piece.reshape(shape).numpy() for (name, shape), piece in pieces}
-
 
 @dataclass(frozen=True, eq=False)
 class SiteFolder:
     """The folder of one site: its key, its ledger, ``roster.json``, and what all sites agreed on.
 
-    That is either ``plan.corn``, or a consortium file, ``consortium.toml``, with its plan and its
-    public test data. Then the site's rows are in ``data.csv``, ``.tsv`` or ``.parquet`` (a link
-    will do), and nothing else is configured. Only the owner can open the folder.
+    That is either ``plan.corn``, or ``consortium.toml`` with its plan and its public test data.
+    Then the site's rows are in ``data.csv``, ``.tsv`` or ``.parquet``, and nothing else is
+    configured. Only the owner can open the folder.
     """
 
     path: Path
@@ -752,60 +702,32 @@ class SiteFolder:
         Without a consortium file it is what ``make`` returns: module, loss of a batch, data set.
         """
         if self.consortium is None and make is not None:
-            return SiteProblem.from_module(*make())
+            module, loss, dataset = make()
+            data = AgentData.from_parts([read_samples(dataset)])
+            trained = [own for own in module.named_parameters() if own[1].requires_grad]
+            shapes = {name: tuple(each.shape) for name, each in trained}
+            return SiteProblem(TrainingProblem(make_task(module, loss), data), shapes)
         found = sorted(self.path.glob("data.*"))
         if self.consortium is None or len(found) != 1:
-            raise FileFormatError(
-                f"{self.path}: must have {CONSORTIUM_FILE} and one file data.csv, .tsv or "
-                f".parquet, found {len(found)} files of data"
-            )
+            rule = f"must have {CONSORTIUM_FILE} and one file data.csv, .tsv or .parquet"
+            raise FileFormatError(f"{self.path}: {rule}, found {len(found)} files of data")
         workload = self.consortium.make_workload(found[0])
         problem = workload.build(self.plan.num_agents, [self.agent])
         return SiteProblem(problem, {PARAMETERS: (problem.task.num_parameters,)})
 
 
 def save_model(problem: TrainingProblem, parameters: Tensor, plan: Plan, folder: Path) -> None:
-    """Write ``model.pt``: a model with preprocessing, classes and the promise of its plan."""
+    """Write ``model.pt``, which has the promise of its plan."""
     model = TrainedModel.from_problem(problem, parameters, ModelPromise.of_plan(plan))
     if model is not None:
         model.save(folder / MODEL_FILE)
-
-
-def make_sites(folder: Path, plan: Plan | Path, names: Sequence[str]) -> Roster:
-    """Make the folder of each site, for runs on one machine; return the roster.
-
-    At real sites everybody makes an own key with ``corn keys make``, and only public keys travel.
-    ``folder`` gets one folder for each site, by its name, and ``all`` with the roster. ``plan`` may
-    be a consortium file with its plan beside it.
-    """
-    make_keys(folder / "all", len(names))
-    for agent, name in enumerate(names):
-        own = folder / name
-        own.mkdir(mode=0o700)
-        if isinstance(plan, Plan):
-            save_plan(plan, own / PLAN_FILE)
-        else:
-            copy_public_files(plan, own)
-        (folder / "all" / f"agent-{agent}.key").rename(own / f"agent-{agent}.key")
-        shutil.copy(folder / "all" / "roster.json", own)
-    return load_roster(folder / "all" / "roster.json")
-
-
-def copy_public_files(consortium: Path, folder: Path) -> None:
-    """Copy a consortium file, its plan and its public test data."""
-    agreed = load_consortium(consortium)
-    shutil.copy(consortium, folder / CONSORTIUM_FILE)
-    shutil.copy(agreed.plan_path, (folder / CONSORTIUM_FILE).with_suffix(".corn"))
-    if agreed.training.test_data is not None:
-        shutil.copy(consortium.parent / agreed.training.test_data, folder)
 
 
 @final
 class ConsortiumModel:
     """The public model of a consortium at a server, which keeps it after every round.
 
-    The folder ``out`` gets ``model.pt``, which ``corn export``, ``predict`` and ``report`` take,
-    and ``parameters.npy``, from which a server that was killed goes on.
+    The folder ``out`` gets ``model.pt`` and, for a server that was killed, ``parameters.npy``.
     """
 
     def __init__(self, consortium: Path, out: Path) -> None:
@@ -870,16 +792,12 @@ def calling_users_code() -> Iterator[None]:
 
 def require_masks(plan: Plan) -> None:
     """Raise unless a plan has exact sums under masks of pairs."""
-    if not plan.decomposition.is_masked:
+    shares = plan.decomposition
+    # Seeds of larger groups would need messages between agents, which an engine does not carry.
+    if not shares.is_masked or max(map(len, shares.seed_groups), default=0) > 2:
         raise InvalidArgumentError(
-            f"a plan behind a server must have exact sums under masks, found mixing "
-            f"{plan.network.mixing!r} of mechanism {plan.mechanism!r}: plan with --mixing sum"
-        )
-    largest = max(map(len, plan.decomposition.seed_groups), default=0)
-    if largest > _LARGEST_GROUP:
-        raise InvalidArgumentError(
-            "seeds must be those of pairs, which follow from keys without a message, found a "
-            f"group of {largest}: plan with --seeds pairs"
+            "a plan behind a server must have exact sums under masks of pairs, found mixing "
+            f"{plan.network.mixing!r} of mechanism {plan.mechanism!r}: plan with --seeds pairs"
         )
 
 

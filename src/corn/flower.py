@@ -1,11 +1,8 @@
 """Agents of a plan as client apps of Flower: a server that adds up updates and cannot read them.
 
-The plan is one of exact sums. ``CornMod`` clips a client's update, adds the client's share of the
-noise, rounds the sum to the grid and hides it under masks. ``CornStrategy`` adds up the integers of
-all clients modulo 2^B, where the masks cancel, and gives the average to any strategy of Flower.
-
-The guarantee is that of :mod:`corn.engines`, with clients as agents (docs/flower.md). Whose code a
-SuperNode runs is another question, which Flower answers.
+``CornMod`` makes a client's update a release, and ``CornStrategy`` gives the average of all clients
+to any strategy of Flower. The guarantee is that of :mod:`corn.engines` (docs/flower.md). Whose code
+a SuperNode runs is another question, which Flower answers.
 
 Flower is an extra: ``pip install 'corn-dsgd[flower]'``.
 """
@@ -21,7 +18,6 @@ from typing import Any, final
 
 from torch import nn
 
-from corn.checks import require
 from corn.distributed.membership import name_agents
 from corn.distributed.requirements import Requirements
 from corn.engines import (
@@ -75,8 +71,8 @@ class CornMod:
     """A mod for ``flwr.clientapp.ClientApp`` that makes every update a release of a plan.
 
     It sends integers under masks, and nothing else of the client's reply: metrics and numbers of
-    samples depend on private data, so that every client has the weight 1. Evaluation on private
-    data is not answered, and errors of the client app reach its own log only.
+    samples depend on private data, so that every client has the weight 1. Errors of the client app
+    reach its own log only.
 
     Args:
         folder: The folder of the site (``corn.engines.SiteFolder``), in which ``{site}`` stands for
@@ -84,10 +80,9 @@ class CornMod:
             If it has a consortium file, a round is one gradient step on the site's rows, and the
             client app computes nothing.
         problem: (context of Flower) → module, loss of a batch, data set of the client: without a
-            consortium file a round is then one gradient step too. Plans with the unit sample need
-            one or the other. The server's arrays must be the module's trained parameters.
-        requirements: The owner's requirements of this plan and of all releases of this client's
-            data. The client refuses every message of a run that does not meet them.
+            consortium file a round is then one gradient step too. The server's arrays must be the
+            module's trained parameters.
+        requirements: The owner's requirements of this plan and of all releases of this data.
     """
 
     def __init__(
@@ -113,7 +108,11 @@ class CornMod:
 
     def _train(self, message: Any, context: Any, call_next: Callable[..., Any]) -> dict[str, Any]:
         """Return the records of a reply: a release, unless none is asked for, and a hello."""
-        site = self._open_site(context)
+        folder = self._folder or str(context.node_config.get("corn", ""))
+        if not folder:
+            raise PublicError("the node's configuration must have the folder of the site as corn")
+        site_id = str(context.node_config.get("partition-id"))
+        site = _open_site(Path(folder.replace("{site}", site_id)))
         own = site.make_release(self._required)
         answer, records = {}, {}
         if _QUESTION not in message.content.config_records:
@@ -130,13 +129,6 @@ class CornMod:
             answer[_HELLO] = b""
         records[_ANSWER] = ConfigRecord(answer)
         return records
-
-    def _open_site(self, context: Any) -> SiteFolder:
-        folder = self._folder or str(context.node_config.get("corn", ""))
-        if not folder:
-            raise PublicError("the node's configuration must have the folder of the site as corn")
-        site = str(context.node_config.get("partition-id"))
-        return _open_site(Path(folder.replace("{site}", site)))
 
     def _compute(
         self, site: SiteFolder, own: AgentRelease, message: Any, context: Any, call_next: Any
@@ -170,20 +162,18 @@ class CornStrategy:
     """A strategy around another one of Flower, which gets the exact average of all clients.
 
     The other strategy sees one reply per round: the server's model plus the average of the clients'
-    noisy updates, with weight 1. What it makes of it is post-processing, as with ``FedAdam``.
+    noisy updates, with weight 1.
 
     All agents take part in the first round. A round that lacks an agent is void: the model stays,
-    and the others have spent one release. Training goes on without that agent, by ``plan_for`` the
-    rest, until a node that was started anew has its key. Where fewer than ``min_agents`` are left,
-    or the integers of all agents do not add up to a possible sum, training stops: ``start`` returns
-    the model of the last complete round.
+    and the others have spent one release. Training goes on without that agent, until a node that
+    was started anew has its key. Where fewer than two agents are left, or the integers of all
+    agents do not add up to a possible sum, ``start`` returns the model of the last complete round.
 
     Args:
         strategy: The strategy that gets the averages, for example ``FedAvg()``.
         plan: The plan of all agents, or its file.
         step_size: Where clients answer with gradients, the model moves by minus this times their
-            average. It has no meaning for clients that answer with updates.
-        min_agents: The fewest agents with which training goes on.
+            average.
         timeout: The seconds to wait until all nodes are connected, and for their hellos.
     """
 
@@ -193,17 +183,12 @@ class CornStrategy:
         plan: Plan | Path | str,
         *,
         step_size: float | None = None,
-        min_agents: int = FEWEST_AGENTS,
         timeout: float = 600.0,
     ) -> None:
         self._step_size = step_size
         self._plan = plan if isinstance(plan, Plan) else load_plan(Path(plan))
         require_masks(self._plan)
-        n = self._plan.num_agents
-        is_possible_number = FEWEST_AGENTS <= min_agents <= n
-        require(is_possible_number, "min_agents", f"from {FEWEST_AGENTS} to {n}", min_agents)
         self._strategy = strategy
-        self._min_agents = min_agents
         self._timeout = timeout
 
     def __getattr__(self, name: str) -> Any:
@@ -223,11 +208,6 @@ class CornStrategy:
         # Its loop with this strategy in its place.
         return type(self._strategy).start(self, *arguments, **options)
 
-    def summary(self) -> None:
-        """Log the promise of the plan and the settings of the other strategy."""
-        _LOGGER.info("exact sums: %s", self._plan.describe())
-        self._strategy.summary()
-
     def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list[Any]:
         """Return the messages of a round: the same one to all agents that are there."""
         self._arrays: Any = None
@@ -242,12 +222,9 @@ class CornStrategy:
         messages = list(self._strategy.configure_train(server_round, arrays, record, grid))
         if not messages:
             return []
-        first = messages[0]
-        self._record, self._arrays = _only_arrays(first)
-        kind = first.metadata.message_type
-        return [
-            Message(first.content, dst_node_id=node, message_type=kind) for node in self._hellos
-        ]
+        content, kind = messages[0].content, messages[0].metadata.message_type
+        self._record, self._arrays = _only_arrays(messages[0])
+        return [Message(content, dst_node_id=node, message_type=kind) for node in self._hellos]
 
     def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> tuple[Any, Any]:
         """Return the other strategy's model for the average of a round, or None if it is void."""
@@ -268,7 +245,6 @@ class CornStrategy:
                 add_names(who, self._plan.network.agent_names),
             )
             return None, None
-        # In the order of agents, so that offsets add up to the same bits on every server.
         average = average_updates(plan, [received[node] for node in agents])
         if average is None:
             self._stop(
@@ -308,14 +284,11 @@ class CornStrategy:
             return
         found = [hello.agent for hello in self._hellos.values()]
         if not self._has_begun and found != list(range(n)):
-            listed = ", ".join(map(str, found)) or "none"
-            raise CornError(
-                f"all agents 0 … {n - 1} must answer, each once, found "
-                f"{'; '.join([listed, *reasons[:1]])}"
-            )
+            told = "; ".join([", ".join(map(str, found)) or "none", *reasons[:1]])
+            raise CornError(f"all agents 0 … {n - 1} must answer, each once, found {told}")
         self._has_begun = True
-        if len(found) < self._min_agents:
-            self._stop(f"{self._min_agents} agents must be left, found {len(found)}")
+        if len(found) < FEWEST_AGENTS:
+            self._stop(f"{FEWEST_AGENTS} agents must be left, found {len(found)}")
 
     def _ask(self, nodes: list[int], grid: Any) -> list[str]:
         """Take the hellos of nodes; return why others failed."""
@@ -391,9 +364,8 @@ def _refuse(*_: object) -> None:
 def train_consortium(grid: Any, consortium: Path | str, out: Path | str, **options: Any) -> None:
     """Train the model of a consortium file, as the main function of a server app.
 
-    The model is kept in the folder ``out`` after each round: see ``ConsortiumModel``. A server that
-    was killed goes on from there, with the releases that the clients' ledgers still allow.
-    ``options`` are those of ``CornStrategy``.
+    The model is kept in the folder ``out`` after each round. A server that was killed goes on from
+    there, with the releases that ledgers still allow. ``options`` are those of ``CornStrategy``.
     """
     from flwr.serverapp.strategy import FedAvg
 

@@ -1,13 +1,12 @@
 """Agents of a plan as sites of NVFlare: any FedAvg job becomes private by one filter at each site.
 
 ``CornFilter`` makes the update of a site's model a release, and ``CornSums`` at the server adds up
-the releases of all sites. Each site puts the average in the place of its own result, so that all
-results are equal, and whatever the job's controller makes of them is post-processing.
-``CornExecutor`` takes gradient steps in the place of a training script, for the unit sample.
+the releases of all sites. Each site puts the average in the place of its own result, so that
+whatever the job's controller makes of the results is post-processing. ``CornExecutor`` takes
+gradient steps in the place of a training script, for the unit sample.
 
-The guarantee is that of :mod:`corn.engines`. It does not rest on NVFlare: sites know each other by
-the keys of the roster. But a job is written by others: ``protect_site`` puts the filter into the
-site's own ``local/privacy.json``, and closes the site to what its server could run there
+The guarantee is that of :mod:`corn.engines`. But a job is written by others: ``protect_site`` puts
+the filter into the site's own configuration, and closes the site to what its server could run there
 (docs/nvflare.md).
 
 NVFlare is an extra: ``pip install 'corn-dsgd[nvflare]'``.
@@ -17,12 +16,12 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import importlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, cast
 
 import numpy as np
@@ -32,7 +31,6 @@ from corn.distributed.requirements import Requirements
 from corn.engines import (
     CONSORTIUM_FILE,
     PARAMETERS,
-    AbortedError,
     ConsortiumModel,
     GradientSteps,
     ServerSums,
@@ -100,6 +98,10 @@ _PUBLIC_CODES = (
 )
 
 
+class AbortedError(CornError):
+    """NVFlare has aborted the job while an agent waited for others."""
+
+
 class CornFilter(Filter):  # type: ignore[misc]
     """A filter of a site's task data and task results that makes every result a release of a plan.
 
@@ -143,9 +145,7 @@ class CornFilter(Filter):  # type: ignore[misc]
     def _release(self, result: Shareable, fl_ctx: FLContext) -> Shareable:
         task = fl_ctx.get_prop(_TASK)
         if task is None:
-            raise PublicError(
-                "CornFilter must filter the data of tasks too: add it to task_data_filters"
-            )
+            raise PublicError("CornFilter must be among the task_data_filters too")
         code = result.get_return_code()
         if code != ReturnCode.OK:
             # Whatever the site's own code answers with may quote data.
@@ -251,7 +251,8 @@ class CornExecutor(Executor):  # type: ignore[misc]
         step_size = self.step_size if agreed is None else agreed.step_size
         with calling_users_code():
             # A site with a consortium file calls no function that a job names.
-            trained = site.load_problem(lambda: self._make_problem(fl_ctx))
+            name = fl_ctx.get_identity_name()
+            trained = site.load_problem(lambda: resolve_name(self.problem)(name))
             steps = GradientSteps(own, trained.problem, step_size=step_size)
         parameters = trained.read({name: _as_array(value) for name, value in given.data.items()})
         round_number = int(shareable.get_header(AppConstants.CURRENT_ROUND, 0) or 0)
@@ -272,19 +273,14 @@ class CornExecutor(Executor):  # type: ignore[misc]
             parameters = parameters if moved is None else moved
         save_model(trained.problem, parameters, site.plan, site.path)
         # What is not trained goes back as it came.
-        data = dict(given.data)
-        for name, array in trained.write(parameters).items():
-            before = data[name]
-            data[name] = _like(array.astype(_as_array(before).dtype), before)
+        before = {name: given.data[name] for name in trained.shapes}
+        zeros = [np.zeros_like(_as_array(value)) for value in before.values()]
+        arrays = zip(before.items(), add_to_arrays(zeros, parameters.numpy()), strict=True)
+        data = given.data | {name: _like(array, value) for (name, value), array in arrays}
         # The site's own filter lets a model pass that is a sum of releases already.
         reply = _make_reply(DataKind.WEIGHTS, data, round_number)
         fl_ctx.set_prop(_RELEASED, reply, private=True, sticky=False)
         return reply
-
-    def _make_problem(self, fl_ctx: FLContext) -> Any:
-        module_name, _, function = self.problem.rpartition(".")
-        make_problem = getattr(importlib.import_module(module_name), function)
-        return make_problem(fl_ctx.get_identity_name())
 
 
 class CornSums(FLComponent):  # type: ignore[misc]
@@ -293,25 +289,21 @@ class CornSums(FLComponent):  # type: ignore[misc]
     Args:
         public_keys: The public keys of all sites in the order of the roster, in hexadecimal. By
             default those of ``local/corn/roster.json`` of the server.
-        min_agents: The fewest sites of a sum.
         wait: The seconds after which a sum begins without sites that are not ready, and is void
             without sites that have sent nothing.
     """
 
-    def __init__(
-        self, public_keys: Sequence[str] = (), min_agents: int = 2, wait: float = 600.0
-    ) -> None:
+    def __init__(self, public_keys: Sequence[str] = (), wait: float = 600.0) -> None:
         super().__init__()
         # See CornFilter for the names.
         self.public_keys = list(public_keys)
-        self.min_agents = min_agents
         self.wait = wait
         self.register_event_handler(EventType.START_RUN, self._start)
 
     def _start(self, _event: str, fl_ctx: FLContext) -> None:
         keys = tuple(map(bytes.fromhex, self.public_keys))
         roster = Roster(keys) if keys else load_roster(_find_folder("", fl_ctx) / "roster.json")
-        self._rounds = SumRounds(roster, min_agents=self.min_agents, wait=self.wait)
+        self._rounds = SumRounds(roster, wait=self.wait)
         fl_ctx.get_engine().register_aux_message_handler(_TOPIC, self._answer)
 
     def _answer(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:  # noqa: ARG002
@@ -445,6 +437,8 @@ def _make_reply(kind: str, data: dict[str, Any], round_number: int) -> Shareable
 
 def _open_sums(fl_ctx: FLContext, abort_signal: Any) -> ServerSums:
     def ask(request: dict[str, Any]) -> Mapping[str, Any] | None:
+        if abort_signal and abort_signal.triggered:
+            raise AbortedError("the job was aborted while an agent waited for others")
         replies = fl_ctx.get_engine().send_aux_request(
             targets=None,
             topic=_TOPIC,
@@ -452,12 +446,10 @@ def _open_sums(fl_ctx: FLContext, abort_signal: Any) -> ServerSums:
             timeout=_MESSAGE_SECONDS,
             fl_ctx=fl_ctx,
         )
-        found = [
-            each for each in (replies or {}).values() if each.get_return_code() == ReturnCode.OK
-        ]
-        return found[0] if found else None
+        found = (replies or {}).values()
+        return next((each for each in found if each.get_return_code() == ReturnCode.OK), None)
 
-    return ServerSums(ask, is_aborted=lambda: bool(abort_signal and abort_signal.triggered))
+    return ServerSums(ask)
 
 
 def _read_model(shareable: Shareable) -> DXO:

@@ -10,7 +10,8 @@ import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -21,8 +22,15 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from corn.audit.observation import RAW_LENGTH, Observation, Signal, count_samples, mean_output
-from corn.audit.run import AuditedRun, query_of
+from corn.audit.run import (
+    RAW_LENGTH,
+    AuditedRun,
+    Signal,
+    count_samples,
+    mean_output,
+    query_of,
+)
+from corn.audit.views import View, sum_parts
 from corn.checks import FloatArray, require
 from corn.distributed import AgentConfig, Reports, RunSettings, run_workload
 from corn.distributed.keyring import load_credentials, make_keys
@@ -260,11 +268,11 @@ class CanaryWorkload(Workload):
 
 
 @final
-class ProcessObservation(Observation):
+class ProcessRun(AuditedRun):
     """Releases read off the messages of real agents, in two runs under one plan and the same keys.
 
     Each coordinate of a release is a trial, to whose noise the canary is added, as in
-    ``Observation``. With gossip agents release noise alone: whether real gradients are clipped
+    ``AuditedRun``. With gossip agents release noise alone: whether real gradients are clipped
     is audited through the step. With exact sums the first run is without the canary (or has its
     negation) and the second with it, in the data of all agents. The canary that is added is then as
     long as the one in the messages.
@@ -294,24 +302,38 @@ class ProcessObservation(Observation):
                 for number, (workload, count) in enumerate(zip(workloads, steps, strict=True))
             ]
             keys = _load_all_keys(plan, path)
-        nonces = {number: run.nonce for number, run in enumerate(runs)}
-        releases = [(k, step) for k, run in enumerate(runs) for step in range(len(run.messages))]
-        super().__init__(plan, AuditedRun(plan, releases, num_trials, keys, nonces))
+        super().__init__(plan, num_releases, num_trials, seed=seed)
+        self.keys = keys
+        self.nonces = {number: run.nonce for number, run in enumerate(runs)}
+        self.releases = [
+            (k, step) for k, run in enumerate(runs) for step in range(len(run.messages))
+        ]
         # How long the canary in each agent's messages is, relative to what the plan accounts for.
         self._lengths = np.ones(plan.num_agents)
         if plan.network.mixing == "gossip":
-            self.run.messages = np.concatenate([_read_releases(plan, run) for run in runs])
+            self.messages = np.concatenate([_read_releases(plan, run) for run in runs])
+            self.gradients = np.zeros(self.messages.shape)
             return
         for run in runs:
             self.problems += run.check_agreement(plan.network.tree)
         words = np.concatenate([run.read_words(plan.network.tree) for run in runs])
-        self.run.messages = words
-        self.run.gradients = self._find_gradients(words, workloads)
+        self.messages = words
+        self.gradients = self._find_gradients(words, workloads)
+
+    @cached_property
+    def released(self) -> FloatArray:
+        """All agents' releases without the gradients, which attackers know."""
+        return super().released - self.gradients
+
+    def read_sums(self, view: View) -> FloatArray:
+        """Return the sums of releases without the gradients, which attackers know."""
+        known = sum_parts(self.gradients, self.find_parts(view), axis=1)
+        return np.asarray(super().read_sums(view) - known)
 
     def add_canary(self, victim: int) -> Signal:
-        """See ``Observation``."""
+        """See ``AuditedRun``."""
         signal, length = super().add_canary(victim), self._lengths[victim]
-        return replace(signal, null=signal.null * length, alternative=signal.alternative * length)
+        return signal._replace(null=signal.null * length, alternative=signal.alternative * length)
 
     def _find_gradients(self, words: MaskWords, workloads: Sequence[CanaryWorkload]) -> FloatArray:
         """Return the gradients in recorded messages; note messages that have none of the expected.
@@ -323,14 +345,14 @@ class ProcessObservation(Observation):
         for agent in range(self.plan.num_agents):
             canaries = [_clip_canary(self.plan, agent, each) for each in workloads]
             query, lengths = query_of(self.plan, agent), []
-            for number, (run, _) in enumerate(self.run.releases):
+            for number, (run, _) in enumerate(self.releases):
                 canary, own = canaries[run], words[number, agent]
                 # Only the agent knows the batches of its samples.
                 allowed = [canary]
                 if query.unit == "sample" and query.sampling != "every-step":
                     allowed.append(torch.zeros_like(canary))
                 for found in allowed:
-                    if np.array_equal(self.run.recompute(found, number, agent), own):
+                    if np.array_equal(self.recompute(found, number, agent), own):
                         gradients[number, agent] = found.numpy()
                         break
                 else:
@@ -347,7 +369,7 @@ class ProcessObservation(Observation):
         self, words: MaskWords, number: int, agent: int, workload: CanaryWorkload
     ) -> float:
         """Return how far a message is along the canary from one without gradient."""
-        without = self.run.recompute(torch.zeros(len(words)), number, agent)
+        without = self.recompute(torch.zeros(len(words)), number, agent)
         units = (words - without).view(f"i{words.itemsize}")
         return float(units @ workload.direct(agent)) * self.plan.grid
 

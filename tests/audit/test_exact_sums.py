@@ -14,7 +14,7 @@ from torch import Tensor
 from corn.audit import AuditReport, View, audit_plan
 from corn.audit.checks import uniform_p_value
 from corn.audit.run import AuditedRun, derive_keys
-from corn.audit.views import find_smallest_break, list_worst_views
+from corn.audit.views import StreamWeights, find_smallest_break, list_worst_views
 from corn.checks import FloatArray
 from corn.covariance import Decomposition, SeedGroups
 from corn.learn.perturbation import DrawnNoise
@@ -89,10 +89,13 @@ def test_the_sum_of_an_agent_that_is_cut_off_shows() -> None:
 
 
 def test_more_insiders_than_planned_are_a_break() -> None:
-    found = find_smallest_break(sum_plan(1))
+    plan = sum_plan(1)
+    found = find_smallest_break(plan)
     assert found is not None
-    assert len(found.view.coalition) == 2
-    assert found.ratio == pytest.approx(4 / 3)
+    view, victim = found
+    assert len(view.coalition) == 2
+    precision = StreamWeights.of(plan.decomposition).precision(view)[victim]
+    assert precision / plan.precision_caps[victim] == pytest.approx(4 / 3)
 
 
 def test_the_worst_views_have_as_many_insiders_as_planned() -> None:
@@ -113,7 +116,7 @@ def count_words(spoil: Any = None) -> WordStatistics:
     """Return the tests of two million words of messages, and of sums that lack an agent."""
     plan, found = sum_plan(1, graph="complete:4"), WordStatistics()
     for seed in range(4):
-        words = AuditedRun.of_seed(plan, 2, 1 << 16, seed=seed).messages
+        words = AuditedRun(plan, 2, 1 << 16, seed=seed).messages
         sums = np.cumsum(words, axis=1, dtype=words.dtype)[:, :-1]
         signs = np.random.default_rng(seed).choice([-1.0, 1.0], sums.shape)
         found.add(sums if spoil is None else spoil(sums, signs), signs)

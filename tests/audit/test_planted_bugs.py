@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 import corn
 from corn.audit import AuditReport, View, audit_plan
 from corn.audit.checks import check_sampler
-from corn.audit.observation import predicts_coins
-from corn.audit.run import derive_keys, draw_nonce, make_choices, query_of
+from corn.audit.run import derive_keys, draw_nonce, make_choices, predicts_coins, query_of
 from corn.checks import FloatArray, IntArray
 from corn.covariance import Decomposition
 from corn.distributed import RunSettings
@@ -42,8 +41,8 @@ STEP: dict[str, Any] = {"through": "step", "num_trials": 500}
 # Where audits find the functions that a test replaces.
 NOISE = "corn.learn.perturbation.draw_share"
 HALF_STEP = "corn.learn.step.take_half_step"
-COINS = "corn.audit.observation.make_choices"
-GRADIENTS = "corn.audit.observation.compute_gradients"
+COINS = "corn.audit.run.make_choices"
+GRADIENTS = "corn.audit.run.compute_gradients"
 
 
 def audit(settings: dict[str, Any] = SHARES, plan: Plan | None = None) -> AuditReport:
@@ -164,7 +163,7 @@ def test_wrong_clipping(faults: dict[str, Any], monkeypatch: pytest.MonkeyPatch)
 
 
 def plant_sampler(monkeypatch: pytest.MonkeyPatch, sampler: type[BatchSampler]) -> None:
-    for module in ("checks", "observation"):
+    for module in ("checks", "run"):
         monkeypatch.setattr(f"corn.audit.{module}.BatchSampler", sampler)
 
 

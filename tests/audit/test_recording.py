@@ -16,7 +16,7 @@ from corn.audit.checks import (
     list_masked,
     uniform_p_value,
 )
-from corn.audit.observation import Observation
+from corn.audit.run import AuditedRun
 from corn.audit.views import StreamWeights
 from corn.checks import FloatArray
 from corn.errors import CornError, InvalidArgumentError
@@ -28,7 +28,7 @@ from corn.topology import Mixing
 from corn.topology.graphs import SpanningTree
 from tests.audit.agent_threads import record_threads
 from tests.audit.plans import agent_plan, sample_plan
-from tests.audit.recording import ProcessObservation, RecordedRun, _read_releases, _serve
+from tests.audit.recording import ProcessRun, RecordedRun, _read_releases, _serve
 from tests.audit.test_exact_sums import draw_no_offset, turn_sign
 from tests.oracles.message_parts import MessageParts, draw_mask, mask_release
 
@@ -36,7 +36,7 @@ from tests.oracles.message_parts import MessageParts, draw_mask, mask_release
 def test_processes_release_no_more_than_their_ledgers_allow() -> None:
     short = agent_plan(num_steps=3)
     with pytest.raises(InvalidArgumentError, match="releases must be at most 3 through processes"):
-        ProcessObservation(short, num_trials=100, num_releases=4)
+        ProcessRun(short, num_trials=100, num_releases=4)
 
 
 @pytest.mark.slow
@@ -44,8 +44,8 @@ def test_processes_release_no_more_than_their_ledgers_allow() -> None:
 def test_messages_of_real_processes_are_tight(mixing: Mixing) -> None:
     """An insider's keys reproduce its part of the noise in two runs with different nonces."""
     plan = agent_plan(graph="complete:3", mixing=mixing)
-    seen = ProcessObservation(plan, num_trials=4000, num_releases=4)
-    report = audit_plan(plan, observation=seen)
+    seen = ProcessRun(plan, num_trials=4000, num_releases=4)
+    report = audit_plan(plan, run=seen)
     assert not report.violated, (report.problems, [one.excess for one in report.findings])
     for one in report.findings:
         assert len(one.view.coalition) == 1
@@ -54,7 +54,7 @@ def test_messages_of_real_processes_are_tight(mixing: Mixing) -> None:
     assert (report.messages is not None) == (mixing == "sum")
     if mixing == "sum":
         # Two insiders cut agent 0 off, whose noise alone is left of that of two agents.
-        report = audit_plan(plan, view=View((1, 2)), observation=seen)
+        report = audit_plan(plan, view=View((1, 2)), run=seen)
         assert [one.verdict for one in report.findings] == ["violated"]
         assert report.findings[0].ratio == pytest.approx(2**0.5, rel=0.05)
         assert report.problems == (), "the program does what the plan says"
@@ -63,10 +63,10 @@ def test_messages_of_real_processes_are_tight(mixing: Mixing) -> None:
 # Faults of exact sums, planted into the code that agents run.
 
 
-def record_agents(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> ProcessObservation:
+def record_agents(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> ProcessRun:
     """Record agents in threads, whose code a test can change."""
     record_threads(monkeypatch)
-    return ProcessObservation(plan, num_trials=2000, num_releases=4)
+    return ProcessRun(plan, num_trials=2000, num_releases=4)
 
 
 def sum_plan(sampling: str | None = None) -> Plan:
@@ -82,13 +82,16 @@ def test_recorded_messages_are_those_of_keys_and_data(
     plan = sum_plan(sampling)
     seen = record_agents(plan, monkeypatch)
     assert seen.problems == []
-    gradients = seen.run.gradients
+    gradients = seen.gradients
     length = np.linalg.norm(gradients, axis=2)
     # In some steps the sample is not in the batch.
     contribution = plan.budget.query.contribution
     assert {round(own, 9) for own in (length / contribution).ravel().tolist()} <= {0.0, 1.0}
     assert length.max() > 0
-    assert check_messages(seen.run, View((1,)), seed=0, alpha=1e-3).problems == ()
+    assert check_messages(seen, View((1,)), seed=0, alpha=1e-3).problems == ()
+    # Uniform for each sign of the gradient's value: messages do not depend on it.
+    for sign in (-1, 1):
+        assert uniform_p_value(seen.messages[gradients * sign > 0]) > 1e-5
 
 
 def reuse(*given: Any, step: int, **rest: Any) -> MaskWords:
@@ -141,13 +144,13 @@ def test_faults_of_agents_are_found(
     assert any("are not those of its gradient, noise, offset" in one for one in seen.problems)
     streams = StreamWeights.of(plan.decomposition)
     R = streams.hidden(()) + np.eye(plan.num_agents) * plan.grid**2 / 12
-    words = [uniform_p_value(words) for _, words in list_masked(seen.run, View(), 0)]
+    words = [uniform_p_value(words) for _, words in list_masked(seen, View(), 0)]
     found = {
         "uniform": min(words) * len(words) < 1e-3,
-        "sums": bool(check_sums(seen.run, 1e-3)),
-        "noise": bool(check_noise(seen.run.released, R, alpha=1e-3)),
+        "sums": bool(check_sums(seen, 1e-3)),
+        "noise": bool(check_noise(seen.released, R, alpha=1e-3)),
         "length": float(np.abs(seen.add_canary(1).alternative).max())
-        > 1.5 * float(np.abs(Observation(plan, seen.run).add_canary(1).alternative).max()),
+        > 1.5 * float(np.abs(AuditedRun.add_canary(seen, 1).alternative).max()),
     }
     # At least: keys are new in each run, and what they leave may show in another check too.
     assert others <= {name for name, is_found in found.items() if is_found}

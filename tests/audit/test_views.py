@@ -77,9 +77,10 @@ def test_the_smallest_break_is_one_insider_more_than_planned(
     plan = agent_plan(colluders, seeds, graph="complete:6")
     found = find_smallest_break(plan)
     assert found is not None
-    assert len(found.view.coalition) == size
-    precision = StreamWeights.of(plan.decomposition).precision(found.view)
-    assert math.isclose(precision[found.victim] / plan.precision_caps[found.victim], found.ratio)
+    view, victim = found
+    assert len(view.coalition) == size
+    precision = StreamWeights.of(plan.decomposition).precision(view)
+    assert precision[victim] > 1.1 * plan.precision_caps[victim]
 
 
 def test_independent_noise_is_broken_by_nobody() -> None:

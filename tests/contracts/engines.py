@@ -4,13 +4,29 @@ Neither engine is imported until a stand-in is used.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import numpy as np
+
+from corn.distributed.keyring import make_keys
+from corn.plan import Plan, save_plan
+
+
+def make_sites(folder: Path, plan: Plan, names: Sequence[str]) -> None:
+    """Make a folder for each site with its key, and ``all`` with the roster."""
+    make_keys(folder / "all", len(names))
+    for agent, name in enumerate(names):
+        own, key = folder / name, f"agent-{agent}.key"
+        own.mkdir(mode=0o700)
+        save_plan(plan, own / "plan.corn")
+        (folder / "all" / key).rename(own / key)
+        shutil.copy(folder / "all" / "roster.json", own)
 
 
 @contextmanager

@@ -1,30 +1,25 @@
 """Attackers that score observations, and what their scores prove.
 
 A high score is evidence for the data set with the canary. One attacker computes the likelihood
-ratio of the plan's noise: no test is better if the program is right. Another learns a linear test
-from releases of its own, so that it also uses noise that is not what the plan says, such as noise
-that is released twice. Both are linear in what is observed, so that their scores are normal where
-the noise is: they give an estimate of μ, the distance of the two score distributions in standard
-deviations. Error rates at thresholds that were **fixed beforehand** give a lower bound on ε that
-assumes nothing about the scores.
+ratio of the plan's noise: no test is better if the program is right. Another learns a linear test,
+so that it also uses noise that is not what the plan says, such as noise that is released twice.
+Scores of both are normal where the noise is, and estimate μ, the distance of the two score
+distributions in standard deviations. Error rates at thresholds that were **fixed beforehand** give
+a lower bound on ε that assumes nothing about the scores.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import ndtri
 
-from corn.audit.observation import Signal
+from corn.audit.run import Signal, alternate
 from corn.checks import FloatArray
-
-ErrorLimits: TypeAlias = tuple[FloatArray, FloatArray]
-"""Upper limits of the rates of false positives and of false negatives, for each threshold."""
 
 # Of the largest variance: a direction with less noise than this counts as having as much.
 _LEAST_VARIANCE = 1e-12
@@ -32,14 +27,10 @@ _LEAST_VARIANCE = 1e-12
 _QUANTILES = np.array([0.005, 0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98, 0.995])
 
 
-@dataclass(frozen=True, eq=False)
-class TrialScores:
-    """Scores of independent trials under two neighbouring data sets.
+class TrialScores(NamedTuple):
+    """Scores of independent trials without the canary (or with its negation) and with it.
 
-    Attributes:
-        null: shape (trials,): without the canary (or with its negation).
-        alternative: shape (trials,): with the canary, and with the noise of the same trial of
-            ``null``. Each of the two is a sample of independent trials still.
+    Both have shape (trials,), and the same noise in the same trial.
     """
 
     null: FloatArray
@@ -57,20 +48,12 @@ def attack_by_likelihood(
 ) -> tuple[TrialScores, FloatArray]:
     """Score by the likelihood ratio of noise with the plan's covariance.
 
+    ``hidden`` is what the view observes of its parts, shape (releases, parts, trials), and
+    ``position`` the victim's part. Thresholds are returned that do not depend on the scores.
+
     Where coins decide when the canary takes part, each release is a mixture, and thresholds are
     quantiles of scores that are simulated with a seed. Otherwise scores are N(0, 1) without the
     canary and N(μ, 1) with it, if the program keeps exactly what was promised.
-
-    Args:
-        hidden: what the view observes of its parts, shape (releases, parts, trials).
-        signal: the canary's part of the victim's releases.
-        covariance: of the noise that the view does not know, shape (parts, parts).
-        position: the victim's part.
-        promised_mu: μ of the promise.
-        seed: of the simulation.
-
-    Returns:
-        The scores, and thresholds that do not depend on them.
     """
     # The log-likelihood ratio of a shift along e_j is linear in e_jᵀ Σ⁻¹ v: column j of Σ⁻¹.
     x = _solve(covariance, np.eye(len(covariance))[position])
@@ -78,7 +61,7 @@ def attack_by_likelihood(
     # In standard deviations. Axes: r releases, h parts, t trials.
     noise = np.einsum("h,rht->rt", x, hidden) / size
     # Signs of the canary alternate over releases. Turned back, all releases have one shift.
-    signs, shift = np.sign(signal.weights)[:, None], float(np.abs(signal.weights[0])) * size
+    signs, shift = alternate(len(hidden))[:, None], signal.shift * size
     # A canary of size c on part j adds c [Σ⁻¹]_jj to e_jᵀ Σ⁻¹ v.
     null, alternative = (
         (noise + size * part) * signs for part in (signal.null, signal.alternative)
@@ -90,12 +73,13 @@ def attack_by_likelihood(
         middle = promised_mu / 2 if is_replace else 0.0
         scores = ((chances * own).sum(axis=0) / scale + middle for own in (null, alternative))
         return TrialScores(*scores), place_thresholds(promised_mu)
-    given: dict[str, Any] = {"is_replace": is_replace}
     practice = simulate_mixture(
-        len(null), shift, signal.rate, num_trials=20_000, seed=seed, **given
+        len(null), shift, signal.rate, is_replace=is_replace, num_trials=20_000, seed=seed
     )
-    thresholds = np.quantile(np.concatenate([practice.null, practice.alternative]), _QUANTILES)
-    scores = (mixture_score(own, shift, chances, **given) for own in (null, alternative))
+    thresholds = np.quantile(np.concatenate(practice), _QUANTILES)
+    scores = (
+        mixture_score(own, shift, chances, is_replace=is_replace) for own in (null, alternative)
+    )
     return TrialScores(*scores), thresholds
 
 
@@ -104,11 +88,8 @@ def attack_by_learning(
 ) -> TrialScores:
     """Score by Fisher's linear discriminant, trained on the first half of the trials.
 
-    Args:
-        released: what the view reads without canary, shape (releases, parts, trials).
-        known: the part of the noise that the view can draw, of this shape.
-        signal: the canary's part of the victim's releases.
-        position: the victim's part.
+    ``released`` is what the view reads without canary, and ``known`` the part of the noise that it
+    can draw, both of shape (releases, parts, trials). ``position`` is the victim's part.
     """
     releases, parts, trials = released.shape
     half = trials // 2
@@ -140,8 +121,7 @@ def mixture_score(
     """Return the log-likelihood ratio over all releases, shape (trials,).
 
     Under add-remove a release is N(shift, 1) with probability ``rate`` if the canary is there, and
-    N(0, 1) otherwise; under replace it is N(±shift/2, 1) with that probability. The rate is 0 or 1
-    in releases and trials whose coins are known.
+    N(0, 1) otherwise; under replace it is N(±shift/2, 1) with that probability.
     """
     half = shift / 2 if is_replace else shift
 
@@ -169,15 +149,15 @@ def simulate_mixture(
     generator = np.random.default_rng(seed)
     normal = generator.standard_normal((num_releases, num_trials))
     taken = generator.random(normal.shape) < rate
+    parts = (-shift / 2, shift / 2) if is_replace else (0.0, shift)
     null, alternative = (
-        mixture_score(normal + taken * part, shift, rate, is_replace=is_replace)
-        for part in ((-shift / 2, shift / 2) if is_replace else (0.0, shift))
+        mixture_score(normal + taken * part, shift, rate, is_replace=is_replace) for part in parts
     )
     return TrialScores(null, alternative)
 
 
 def _solve(covariance: FloatArray, vector: FloatArray) -> FloatArray:
-    """Return Σ⁻¹ c; directions almost without noise are bounded, not dropped."""
+    """Return Σ⁻¹ c."""
     values, vectors = np.linalg.eigh(covariance)
     # A direction without noise shows the canary at once: dropping it would hide the worst leak.
     floor = max(_LEAST_VARIANCE * float(values[-1]), 1e-30)
@@ -188,8 +168,7 @@ def _solve(covariance: FloatArray, vector: FloatArray) -> FloatArray:
 # What scores prove.
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     """An estimate with its two-sided confidence interval."""
 
     estimate: float
@@ -202,7 +181,7 @@ def estimate_mu(scores: TrialScores, *, confidence: float = 0.95) -> Interval:
 
     The interval is by the delta method: the error of the difference, and that of the deviation.
     """
-    null, alternative = scores.null, scores.alternative
+    null, alternative = scores
     pooled = float(null.var(ddof=1) + alternative.var(ddof=1)) / 2
     # Common noise cancels in the difference of the scores of one trial.
     difference = alternative - null
@@ -221,22 +200,15 @@ def estimate_mu(scores: TrialScores, *, confidence: float = 0.95) -> Interval:
 
 
 def compute_auc(null: FloatArray, alternative: FloatArray) -> float:
-    """Return the probability that a score of the alternative exceeds one of the null.
-
-    >>> compute_auc(np.array([0.0, 1.0]), np.array([1.0, 2.0]))
-    0.875
-    """
+    """Return the probability that a score of the alternative exceeds one of the null."""
     # ``mannwhitneyu`` counts ties as one half.
     found = stats.mannwhitneyu(alternative, null, method="asymptotic").statistic
     return float(found) / (len(null) * len(alternative))
 
 
 def estimate_mu_by_auc(scores: TrialScores) -> Interval:
-    """Return the μ of normal scores with the same AUC, with its interval at 95 %.
-
-    The interval is that of Hanley and McNeil.
-    """
-    area, n = compute_auc(scores.null, scores.alternative), len(scores.null)
+    """Return the μ of normal scores with the same AUC; the interval is Hanley and McNeil's."""
+    area, n = compute_auc(*scores), len(scores.null)
     # Their exponential approximation, for equally many scores of both kinds.
     q1, q2 = area / (2 - area), 2 * area**2 / (1 + area)
     variance = (area * (1 - area) + (n - 1) * (q1 + q2 - 2 * area**2)) / n**2
@@ -247,28 +219,25 @@ def estimate_mu_by_auc(scores: TrialScores) -> Interval:
 
 
 def ideal_mu(num_releases: int, shift: float, rate: float, *, is_replace: bool) -> float:
-    """Return the μ with the same AUC as the best test of an ideal program, by simulation.
-
-    ``shift`` is the change of a release that has the canary, in standard deviations.
-    """
+    """Return the μ with the same AUC as the best test of an ideal program, by simulation."""
     scores = simulate_mixture(num_releases, shift, rate, is_replace=is_replace)
     return estimate_mu_by_auc(scores).estimate
 
 
 def place_thresholds(mu: float) -> FloatArray:
-    """Return nine thresholds for scores that are N(0, 1) without the canary, and N(μ, 1) with it.
-
-    They reach 2.5 standard deviations beyond both means, where ratios of rates are largest that a
-    few thousand trials can still certify.
-    """
+    """Return nine thresholds for scores N(0, 1) without the canary, and N(μ, 1) with it."""
+    # 2.5 standard deviations beyond both means, ratios of rates are largest that a few thousand
+    # trials can still certify.
     return np.linspace(-2.5, min(mu, 20.0) + 2.5, 9)
 
 
-def limit_errors(scores: TrialScores, thresholds: FloatArray, *, alpha: float) -> ErrorLimits:
-    """Return Clopper–Pearson limits of both error rates, which hold together at level 1 − α.
+def limit_errors(
+    scores: TrialScores, thresholds: FloatArray, *, alpha: float
+) -> tuple[FloatArray, FloatArray]:
+    """Return Clopper–Pearson limits of the rates of false positives and false negatives.
 
-    Thresholds must not depend on the scores. With k of them there are 2k limits, each at level
-    1 − α/(2k).
+    All of them hold together at level 1 − α, as thresholds do not depend on the scores. With k
+    thresholds there are 2k limits, each at level 1 − α/(2k).
     """
     trials, each = len(scores.null), alpha / (2 * len(thresholds))
 
@@ -281,7 +250,7 @@ def limit_errors(scores: TrialScores, thresholds: FloatArray, *, alpha: float) -
     return limit(scores.null >= columns), limit(scores.alternative < columns)
 
 
-def bound_epsilon_by_errors(limits: ErrorLimits, delta: float) -> float:
+def bound_epsilon_by_errors(limits: tuple[FloatArray, FloatArray], delta: float) -> float:
     """Return the largest ε that (ε, δ)-DP must at least have, at these rates; at least 0.
 
     Privacy bounds both directions: TPR ≤ e^ε FPR + δ and TNR ≤ e^ε FNR + δ.

@@ -1,9 +1,9 @@
 """An audit of a plan: the strongest attackers against the code that runs, next to the promise.
 
 :func:`audit_plan` pairs each victim with an attacker (``views``). All agents run the library's own
-code (``run``), with a canary or without it (``observation``). Attackers score what they read
-(``attacks``), and what the scores prove is compared with :func:`promise_to`. Faults that need no
-victim are found by ``checks``.
+code, with a canary or without it (``run``). Attackers score what they read (``attacks``), and what
+the scores prove is compared with :func:`promise_to`. Faults that need no victim are found by
+``checks``.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from corn.audit.attacks import (
     limit_errors,
 )
 from corn.audit.checks import MessageCheck, check_keys, check_messages, check_noise, check_sampler
-from corn.audit.observation import Observation, StepObservation, rate_of
-from corn.audit.run import AuditedRun, query_of
+from corn.audit.run import AuditedRun, StepRun, query_of, rate_of
 from corn.audit.views import StreamWeights, View, list_worst_views, sum_parts
 from corn.checks import require, require_count
 from corn.plan import Plan
@@ -49,48 +48,32 @@ _DELTAS = (1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.2)
 class Promise:
     """The privacy of one agent's unit over the audited releases.
 
-    Attributes:
-        epsilon: ε at ``delta``.
-        delta: δ.
-        mu: μ of Gaussian DP. No μ describes Poisson sampling: there it is the μ with the same AUC
-            as the best test.
-        points: (ε, δ) that hold together.
+    No μ describes Poisson sampling: there it is the μ with the same AUC as the best test.
     """
 
-    epsilon: float
+    epsilon: float  # at ``delta``
     delta: float
     mu: float
-    points: tuple[tuple[float, float], ...]
+    points: tuple[tuple[float, float], ...]  # (ε, δ) that hold together
 
 
 @dataclass(frozen=True, eq=False)
 class Finding:
-    """The result of the best attacker of one view against one victim.
+    """The result of the best attacker of one view against one victim."""
 
-    Attributes:
-        victim: the agent with the canary.
-        view: the attacker.
-        is_promised: whether the plan promises privacy against this view.
-        promise: what was promised to the victim, over the releases audited.
-        exact_mu: μ of this view by the plan's noise: what the best attacker achieves if the program
-            is right. Under Poisson sampling it is the μ with the same AUC.
-        mu: the estimate with its interval at 95 %; under Poisson sampling by the AUC.
-        certified_epsilon: a lower bound on ε at the promised δ without assumptions, which holds
-            for all findings of the audit together.
-        gaussian_epsilon: the same by the lower limit of μ, assuming normal scores; None under
-            Poisson sampling.
-        excess: reasons why the promise is violated; empty if it is kept.
-    """
-
-    victim: int
+    victim: int  # the agent with the canary
     view: View
-    is_promised: bool
-    promise: Promise
+    is_promised: bool  # whether the plan promises privacy against this view
+    promise: Promise  # to the victim, over the releases audited
+    # μ of this view by the plan's noise: what the best attacker achieves if the program is right.
+    # Under Poisson sampling it is the μ with the same AUC.
     exact_mu: float
-    mu: Interval
+    mu: Interval  # the estimate, at 95 %; under Poisson sampling by the AUC
+    # A lower bound on ε at the promised δ without assumptions, for all findings together.
     certified_epsilon: float
+    # The same by the lower limit of μ, for normal scores; None under Poisson sampling.
     gaussian_epsilon: float | None
-    excess: tuple[str, ...]
+    excess: tuple[str, ...]  # reasons why the promise is violated; empty if it is kept
 
     @property
     def ratio(self) -> float:
@@ -137,7 +120,7 @@ def audit_plan(
     num_releases: int | None = None,
     confidence: float = 0.99,
     seed: int = 0,
-    observation: Observation | None = None,
+    run: AuditedRun | None = None,
     track: Callable[[Sequence[tuple[int, View]]], Iterable[tuple[int, View]]] = iter,
 ) -> AuditReport:
     """Attack the code that runs a plan, and compare the result with what the plan promises.
@@ -152,7 +135,7 @@ def audit_plan(
         num_releases: the releases of each trial; None takes a number that suits the plan.
         confidence: of all verdicts together.
         seed: of keys, nonces, coins and canaries.
-        observation: releases that were observed otherwise, such as those of real processes.
+        run: messages that were made otherwise, such as those of real processes.
         track: shows the progress of a sequence.
     """
     require_count("trials", num_trials, least=100)
@@ -160,26 +143,23 @@ def audit_plan(
     require_count("releases", size, least=2)
     require(0 < confidence < 1, "confidence", "between 0 and 1", confidence)
     pairs = _pair_up(plan, victims, view)
-    if observation is None and through == "step":
-        observation = StepObservation(plan, num_trials=num_trials, num_releases=size, seed=seed)
-    elif observation is None:
-        observation = Observation(plan, AuditedRun.of_seed(plan, size, num_trials, seed=seed))
-    run, is_masked = observation.run, plan.decomposition.is_masked
+    if run is None:
+        make_run = StepRun if through == "step" else AuditedRun
+        run = make_run(plan, size, num_trials, seed=seed)
+    is_masked = plan.decomposition.is_masked
     # Alarms share one level: tests of the noise, of the sampler, of sums and of messages under
     # masks, and four of each finding: two attackers, each by rates and by μ.
-    num_checks = 4 if is_masked else 2
-    alpha = (1 - confidence) / (num_checks + 4 * len(pairs))
+    alpha = (1 - confidence) / ((4 if is_masked else 2) + 4 * len(pairs))
     findings: list[Finding] = []
     # Pairs are sorted by view: what all views read would not fit into memory.
     for attacker, of_view in groupby(track(pairs), key=lambda pair: pair[1]):
         chosen = (number for number, _ in of_view)
-        findings += _attack(observation, attacker, chosen, through=through, seed=seed, alpha=alpha)
+        findings += _attack(run, attacker, chosen, seed=seed, alpha=alpha)
     R = StreamWeights.of(plan.decomposition).hidden(())
     # Rounding to the grid adds an independent uniform error.
     R = R + np.eye(len(R)) * plan.grid**2 / 12
     # After the findings: ``add_canary`` notes faults too, such as messages that differ.
-    problems = [*check_noise(run.released, R, alpha=alpha), *check_keys(plan, run)]
-    problems += observation.problems
+    problems = check_noise(run.released, R, alpha=alpha) + check_keys(run) + run.problems
     first, attacker = pairs[0]
     messages = check_messages(run, attacker, seed=seed, alpha=alpha) if is_masked else None
     problems += messages.problems if messages else ()
@@ -197,13 +177,11 @@ def _pair_up(
     chosen = honest if victims is None else list(victims)
     require(len(chosen) > 0, "victims", "at least one agent", "none")
     for victim in chosen:
-        require(0 <= victim < n, "victim", f"in 0 … {n - 1}", victim)
-        require(victim in honest, "victim", "an agent outside the view", victim)
+        require(victim in honest, "victim", f"one of {n} agents, outside the view", victim)
     views = list_worst_views(plan) if view is None else [view] * n
+    pairs = ((victim, views[victim]) for victim in chosen)
     # Sorted by view, so that what a view observes is computed once.
-    return sorted(
-        ((victim, views[victim]) for victim in chosen), key=lambda one: (one[1].coalition, one[0])
-    )
+    return sorted(pairs, key=lambda one: (one[1].coalition, one[0]))
 
 
 def suggest_releases(plan: Plan, through: Through) -> int:
@@ -212,8 +190,8 @@ def suggest_releases(plan: Plan, through: Through) -> int:
     if through != "step" or query.unit == "agent" or query.sampling == "every-step":
         # Two attempts with two releases each, of which one step is repeated (``list_releases``).
         return 4
-    # A whole number of passes; and enough steps that Poisson's canary takes part in some. Of long
-    # passes the audit sees a part, in which the canary may not be: that makes it weaker, not wrong.
+    # A whole number of passes; and enough steps that Poisson's canary takes part in some. A part of
+    # a long pass, in which the canary may not be, makes the audit weaker, not wrong.
     steps = 2 * (query.steps_per_pass or 0) or math.ceil(3 / rate_of(query))
     # At most 60: time and memory of an audit grow with every release.
     return min(max(steps, 4), 60, max(plan.budget.num_steps, 2))
@@ -222,8 +200,8 @@ def suggest_releases(plan: Plan, through: Through) -> int:
 def promise_to(plan: Plan, victim: int, num_releases: int | None = None) -> Promise:
     """Return the promise over some releases; by default over the whole run.
 
-    A sample under Poisson sampling is promised over the whole run what it is promised over one
-    release that it takes part in: that is what noise alone can be audited for.
+    For a sample under Poisson sampling that is the promise over one release that it takes part in:
+    that is what noise alone can be audited for.
     """
     epsilon, delta, query = plan.budget.of_agent(victim).promise
     # The cap, not the design's own precision: that is what was promised.
@@ -246,17 +224,11 @@ def promise_to(plan: Plan, victim: int, num_releases: int | None = None) -> Prom
 
 
 def _attack(
-    observation: Observation,
-    view: View,
-    victims: Iterable[int],
-    *,
-    through: Through,
-    seed: int,
-    alpha: float,
+    run: AuditedRun, view: View, victims: Iterable[int], *, seed: int, alpha: float
 ) -> Iterator[Finding]:
     """Attack each victim in every way that the view allows, and compare with the promise."""
-    plan, run = observation.plan, observation.run
-    streams, size = StreamWeights.of(plan.decomposition), len(run.releases)
+    plan, size, is_step = run.plan, len(run.releases), isinstance(run, StepRun)
+    streams = StreamWeights.of(plan.decomposition)
     # Without masks each honest agent is a part. All arrays have shape (releases, parts, trials).
     parts = run.find_parts(view)
     known = sum_parts(run.project(run.draw_known(view)), parts, axis=1)
@@ -270,9 +242,10 @@ def _attack(
     # Where no seeds are shared, insiders know no more than an eavesdropper.
     is_few = len(view.coalition) <= plan.threat.max_colluders
     for victim in victims:
-        signal, query = observation.add_canary(victim), query_of(plan, victim)
+        signal, query = run.add_canary(victim), query_of(plan, victim)
+        is_normal = signal.rate is None
         # A few shares stand for the whole run; through the step, only what was released counts.
-        promise = promise_to(plan, victim, size if through == "step" else None)
+        promise = promise_to(plan, victim, size if is_step else None)
         position = next(k for k, part in enumerate(parts) if victim in part)
         best, thresholds = attack_by_likelihood(
             hidden, signal, covariance, position, promised_mu=promise.mu, seed=seed
@@ -280,11 +253,10 @@ def _attack(
         attacks = {"likelihood ratio": best}
         shift = query.sensitivity * math.sqrt(float(precisions[victim]))
         if signal.rate is None:
-            learned = attack_by_learning(released, known, signal, position)
-            attacks["learned discriminant"] = learned
+            attacks["learned discriminant"] = attack_by_learning(released, known, signal, position)
             mu = estimate_mu(best)
             # μ = Δ √(K [Σ⁻¹]_jj), docs/theory.md.
-            steps = size if through == "step" else plan.budget.num_steps
+            steps = size if is_step else plan.budget.num_steps
             exact = shift * math.sqrt(1 if query.is_subsampled else query.participations(steps))
         else:
             # No linear test is the best of a mixture.
@@ -299,11 +271,12 @@ def _attack(
                 excess.append(f"{name}: error rates below the promised trade-off")
             # Tighter than the rates, but valid only if scores are normal. Both are alarms. One
             # side of a two-sided interval at 1 − 2α has the level 1 − α.
-            low = estimate_mu(scores, confidence=1 - 2 * alpha).low if signal.rate is None else 0.0
+            low = estimate_mu(scores, confidence=1 - 2 * alpha).low if is_normal else 0.0
             by_mu = max(by_mu, low)
             if low > promise.mu:
-                shown = f"μ ≥ {round_bound_down(low)}, promised {round_up(promise.mu)}"
-                excess.append(f"{name}: {shown}")
+                excess.append(
+                    f"{name}: μ ≥ {round_bound_down(low)}, promised {round_up(promise.mu)}"
+                )
         yield Finding(
             victim=victim,
             view=view,
@@ -312,8 +285,6 @@ def _attack(
             exact_mu=exact,
             mu=mu,
             certified_epsilon=certified,
-            gaussian_epsilon=(
-                gaussian.epsilon_from(by_mu, promise.delta) if signal.rate is None else None
-            ),
+            gaussian_epsilon=gaussian.epsilon_from(by_mu, promise.delta) if is_normal else None,
             excess=tuple(excess),
         )

@@ -17,8 +17,7 @@ import torch
 from numpy.typing import NDArray
 from scipy import stats
 
-from corn.audit.observation import rate_of
-from corn.audit.run import AuditedRun, make_choices, make_secret
+from corn.audit.run import AuditedRun, make_choices, make_secret, rate_of
 from corn.audit.views import StreamWeights, View
 from corn.checks import FloatArray, IntArray
 from corn.learn.batches import AgentData, Batch, BatchSampler
@@ -47,12 +46,11 @@ _NUMBERS = 8
 _MOST_BATCHES = 60
 
 
-def check_keys(plan: Plan, run: AuditedRun) -> list[str]:
-    """Return faults of keys that need no test.
+def check_keys(run: AuditedRun) -> list[str]:
+    """Return keys that agents should not have, equal keys of owners, and keys without effect.
 
-    These are keys that agents have although the plan does not give them those keys, equal keys of
-    different owners, and noise or masks that do not follow from the key of their owner, so that
-    anybody can draw them. In large networks the last is checked for some owners.
+    Noise or masks that do not follow from the key of their owner can be drawn by anybody. In large
+    networks this is checked for some owners.
     """
     leaked, equal = list[str](), list[str]()
     owners: dict[bytes, Owner] = {}
@@ -64,14 +62,14 @@ def check_keys(plan: Plan, run: AuditedRun) -> list[str]:
             if first != owner:
                 equal.append(f"{first} and {owner} have one key")
     # One of each kind shows the fault.
-    return [*leaked, *equal[:1], *islice(_find_public_streams(plan, run), 1)]
+    return [*leaked, *equal[:1], *islice(_find_public_streams(run), 1)]
 
 
-def _find_public_streams(plan: Plan, run: AuditedRun) -> Iterator[str]:
+def _find_public_streams(run: AuditedRun) -> Iterator[str]:
     """Draw again with another key of one owner, which must give other values."""
-    shares, step = plan.decomposition, run.releases[0][1]
+    shares, step = run.plan.decomposition, run.releases[0][1]
     # Private noise below the grid may not change an integer.
-    is_drawn = shares.private_variance > plan.grid**2
+    is_drawn = shares.private_variance > run.plan.grid**2
     drawn = [Owner((agent,)) for agent in np.flatnonzero(is_drawn).tolist()]
     drawn += [
         Owner(group, number)
@@ -99,13 +97,9 @@ def _find_public_streams(plan: Plan, run: AuditedRun) -> Iterator[str]:
 def check_noise(noise: FloatArray, covariance: FloatArray, *, alpha: float) -> list[str]:
     """Return what contradicts v ~ N(0, R), independent between releases, at level 1 − α.
 
-    Noise is multiplied by R^{-1/2}. Its means, variances and correlations over agents and releases
-    are then those of independent standard normals, whose exact tests share α.
-
-    Args:
-        noise: shape (releases, n, trials).
-        covariance: R, shape (n, n).
-        alpha: the probability of an alarm if the noise is right.
+    Noise, of shape (releases, n, trials), is multiplied by R^{-1/2}. Its means, variances and
+    correlations over agents and releases are then those of independent standard normals, whose
+    exact tests share α.
     """
     releases, n, trials = noise.shape
     values, vectors = np.linalg.eigh(covariance)
@@ -146,20 +140,12 @@ def check_noise(noise: FloatArray, covariance: FloatArray, *, alpha: float) -> l
 
 @dataclass(frozen=True)
 class MessageCheck:
-    """The tests of messages under masks, which need no victim.
+    """The tests of messages under masks, which need no victim."""
 
-    Attributes:
-        bits: B, of a word of a message.
-        num_words: the words of each test of uniformity.
-        num_tests: the number of these tests.
-        p_value: the smallest p-value of them, times their number.
-        problems: what contradicts the plan.
-    """
-
-    bits: int
-    num_words: int
+    bits: int  # B, of a word of a message
+    num_words: int  # of each test of uniformity
     num_tests: int
-    p_value: float
+    p_value: float  # the smallest of these tests, times their number
     problems: tuple[str, ...]
 
 
@@ -167,10 +153,10 @@ def check_messages(run: AuditedRun, view: View, *, seed: int, alpha: float) -> M
     """Test messages, offsets and complete sums; two tests at level 1 − α each.
 
     Under masks a view can read one sum for each part of the agents that unknown masks join.
-    Whatever is less than such a sum must be uniform modulo 2^B. An eavesdropper reads messages as
-    they are. The insiders of ``view`` remove the masks that they can draw.
+    Whatever is less than such a sum must be uniform modulo 2^B.
     """
     tests = [*list_offsets(run)]
+    # An eavesdropper reads messages as they are. Insiders remove the masks that they can draw.
     for attacker in dict.fromkeys((View(), view)):
         tests += list_masked(run, attacker, seed)
     values = [uniform_p_value(words) for _, words in tests]
@@ -185,9 +171,8 @@ def check_messages(run: AuditedRun, view: View, *, seed: int, alpha: float) -> M
 def list_offsets(run: AuditedRun) -> Iterator[tuple[str, MaskWords]]:
     """Yield the public offsets of all releases as words, with their names.
 
-    Without offsets, sums on the grid have almost the law of a continuous sum: δ changes too little
-    for any attacker to show. So they are tested by themselves. That messages contain them shows in
-    the mean of their sums.
+    They are tested by themselves: without them δ changes too little for any attacker to show. That
+    messages contain them shows in the mean of their sums.
     """
     whole = np.floor(np.ldexp(run.offsets % 1.0, OFFSET_BITS)).astype(np.uint32)
     # As words of 16 bits: the first ones, and the last.
@@ -207,13 +192,7 @@ def list_masked(run: AuditedRun, view: View, seed: int) -> Iterator[tuple[str, M
     generator = np.random.default_rng(seed)
     for r, words in enumerate(unmasked):
         for agent in agents:
-            name = f"the message of agent {agent}{to}"
-            yield from _list_differences(name, unmasked[:, agent], r)
-            # Uniform for each sign of the gradient's value: messages do not depend on it.
-            for sign in (-1, 1):
-                chosen = run.gradients[r, agent] * sign > 0
-                if chosen.sum() >= _WORDS_PER_CELL:
-                    yield f"{name} in release {r}, given its gradient", words[agent, chosen]
+            yield from _list_differences(f"the message of agent {agent}{to}", unmasked[:, agent], r)
         for part in joined:
             # The first agents of a random order: some of a sum, but never all of it.
             sums = np.cumsum(words[generator.permutation(part)], axis=0, dtype=words.dtype)
@@ -222,9 +201,9 @@ def list_masked(run: AuditedRun, view: View, seed: int) -> Iterator[tuple[str, M
 
 
 def _list_differences(name: str, words: MaskWords, release: int) -> Iterator[tuple[str, MaskWords]]:
-    """Yield the words of a release, and their differences from some earlier ones.
+    """Yield the words of a release, and their differences from the first and some just before.
 
-    These are the first release and those just before: repeated masks cancel in the difference.
+    Repeated masks cancel in the difference.
     """
     yield f"{name} in release {release}", words[release]
     for other in sorted({0, *range(max(0, release - _EARLIER), release)} - {release}):
@@ -233,19 +212,12 @@ def _list_differences(name: str, words: MaskWords, release: int) -> Iterator[tup
 
 
 def uniform_p_value(words: MaskWords) -> float:
-    """Return the p-value of words that are uniform: χ² of their high bits, and of their low bits.
-
-    Both tests share the level.
-    """
+    """Return the p-value of words that are uniform, by χ² of their high and of their low bits."""
     num_bits = int(np.clip(math.log2(len(words) / _WORDS_PER_CELL), 1, _MOST_BITS))
     cells, shift = 2**num_bits, 8 * words.dtype.itemsize - num_bits
-    counts = [
-        np.bincount(some.astype(np.int64), minlength=cells)
-        for some in (words >> shift, words & (cells - 1))
-    ]
-    expected = len(words) / cells
-    square = [float(((count - expected) ** 2).sum()) / expected for count in counts]
-    return min(1.0, 2 * float(stats.chi2.sf(max(square), cells - 1)))
+    parts = (words >> shift, words & (cells - 1))
+    counts = [np.bincount(part.astype(np.int64), minlength=cells) for part in parts]
+    return min(1.0, 2 * min(float(stats.chisquare(count).pvalue) for count in counts))
 
 
 def check_sums(run: AuditedRun, alpha: float) -> list[str]:
@@ -314,8 +286,7 @@ def check_sampler(query: ClippedQuery, *, seed: int, alpha: float) -> list[str]:
         problems.append("one sample more moves other samples of a batch to other positions")
     heaviest = max(float(each.weights.max()) for own in batches.values() for each in own)
     if heaviest > 1 / query.batch_size:
-        size = query.batch_size
-        problems.append(f"a sample has weight {heaviest:g}, where 1/{size} was counted")
+        problems.append(f"a sample has weight {heaviest:g}, where 1/{query.batch_size} was counted")
     if not is_poisson:
         return problems + _check_passes(taken, steps, usual, alpha=alpha)
     runs = int(np.clip(_COINS // (_NUMBERS * usual), _FEW_RUNS, _MOST_RUNS)) // 2 * 2

@@ -3,7 +3,7 @@
 Each of m canary samples is in the training data or not, by a fair coin of its own. After the run
 the attacker guesses some of the coins. If training is (ε, δ)-DP for one sample, the number of right
 guesses exceeds that of randomised response only with a small probability, which bounds ε from
-below. One run gives a weaker bound than many runs, but it is the run of the user's own model.
+below.
 """
 
 from __future__ import annotations
@@ -40,25 +40,15 @@ _MOST_EPSILON = 64.0
 
 @dataclass(frozen=True)
 class OneRunReport:
-    """The bound on ε that guesses about one run prove.
-
-    Attributes:
-        num_canaries: m.
-        num_guesses: of those that gave the best bound.
-        num_right: of these guesses.
-        epsilon: the certified lower bound on ε at ``delta``.
-        promised_epsilon: the largest ε that the plan promises a sample of any agent.
-        delta: the largest δ, likewise.
-        auc: of the scores of included and excluded canaries.
-    """
+    """The bound on ε that guesses about one run prove."""
 
     num_canaries: int
-    num_guesses: int
-    num_right: int
-    epsilon: float
-    promised_epsilon: float
-    delta: float
-    auc: float
+    num_guesses: int  # of those that gave the best bound
+    num_right: int  # of these guesses
+    epsilon: float  # the certified lower bound at ``delta``
+    promised_epsilon: float  # the largest ε that the plan promises a sample of any agent
+    delta: float  # the largest δ, likewise
+    auc: float  # of the scores of included and excluded canaries
 
     @property
     def violated(self) -> bool:
@@ -86,7 +76,7 @@ def audit_training(
         num_canaries: m, at most one for each sample of the data.
         confidence: of the bound.
         seed: of keys, coins and canaries.
-        method: another program than the plan's, to be judged by the plan's promise.
+        method: another program than the plan's, judged by the plan's promise.
         track: shows the progress of a range of steps.
     """
     if plan.budget.unit != "sample":
@@ -117,8 +107,8 @@ def audit_training(
 class _Eavesdropper:
     """Draws canaries, and adds up over all steps how well releases fit the gradient of each.
 
-    It knows all other data, and so what a batch of it contributes on average. It does not read the
-    coins before it judges. Of exact sums it sees the sum of all agents alone.
+    It knows all other data, and so what a batch of it contributes on average. Of exact sums it sees
+    the sum of all agents alone.
     """
 
     def __init__(
@@ -228,7 +218,6 @@ class _Eavesdropper:
         alpha = (1 - confidence) / len(_SHARES_OF_GUESSES)
         best = (-1.0, 0, 0)
         for share in _SHARES_OF_GUESSES:
-            # Rounded down, as there are at most m guesses.
             half = max(1, int(share * m / 2))
             right = int(included[order[-half:]].sum() + (~included[order[:half]]).sum())
             found = bound_epsilon_by_guesses(m, 2 * half, right, delta=delta, alpha=alpha)
@@ -248,9 +237,10 @@ def bound_epsilon_by_guesses(
         found = guess_p_value(num_canaries, num_guesses, num_right, epsilon=epsilon, delta=delta)
         return found < alpha
 
+    if not is_refuted(0.0):
+        return 0.0
     # Ends at an ε that is refuted: the bound is never above what the guesses prove.
-    is_private = not is_refuted(0.0)
-    return 0.0 if is_private else gaussian.bisect(is_refuted, accepted=0.0, rejected=_MOST_EPSILON)
+    return gaussian.bisect(is_refuted, accepted=0.0, rejected=_MOST_EPSILON)
 
 
 def guess_p_value(
@@ -260,9 +250,6 @@ def guess_p_value(
 
     Right guesses are at most as frequent as under randomised response with odds e^ε, but for up to
     2mδ guesses on average that are right for free (Theorem 5.2 of the paper).
-
-    >>> guess_p_value(10, 10, 10, epsilon=0.0, delta=0.0) == 2.0**-10
-    True
     """
     # 1/(1 + e^−ε), without overflow for large ε.
     chance = float(np.exp(-np.logaddexp(0.0, -epsilon)))

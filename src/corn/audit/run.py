@@ -1,28 +1,37 @@
-"""A run of all agents whose keys the audit knows, and what each view reads of it.
+"""A run of all agents whose keys the audit knows, the canary in it, and what each view reads.
 
-:class:`AuditedRun` makes every message as an agent does: with keys from identities, the nonce of an
-attempt, and the ``AgentStepper`` of all releases. It reads messages as a view does, which has some
-of the keys, and computes them a second time by another way.
+The victim's gradient is a canary along a known direction u. Everything else is the worst case: the
+attacker knows all other data, so only noise and canary remain of what it reads. Each trial is
+reduced to the projections on u of what all agents released, which lose nothing about the canary.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, TypeAlias
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, cached_property
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from corn.audit.views import Parts, StreamWeights, View, sum_parts
 from corn.checks import FloatArray
-from corn.learn.batches import Choices
+from corn.learn.batches import (
+    AgentData,
+    Batch,
+    BatchSampler,
+    Choices,
+    SeededChoices,
+    round_rate_down,
+)
 from corn.learn.perturbation import NoiseShare
-from corn.learn.step import AgentStepper, ClippedGradients
+from corn.learn.step import AgentStepper, ClippedGradients, compute_gradients
+from corn.learn.tasks import ModuleTask
 from corn.noise import Identity, Owner, Roster, Secret, SecureSource, agent_keys, agree_on_nonce
 from corn.noise.choices import SecretChoices
 from corn.noise.masks import SIGNED, WORDS, MaskWords, draw_offset, list_masks
@@ -32,15 +41,24 @@ from corn.plan import Plan, fingerprint
 from corn.privacy import ClippedQuery
 
 Keys: TypeAlias = Mapping[Owner, Secret]
-ReleaseNumber: TypeAlias = tuple[int, int]
-"""The place of a release: which attempt of the run made it, and for which step."""
 
-STEP_SIZE = 0.25
-"""A power of two: the release can be read off a message exactly."""
+RAW_LENGTH = 1000.0
+"""Raw gradients are this much longer than C: without clipping they would dominate all noise."""
+
+# Samples of the victim in the unit of agents: each has the canary's gradient.
+_AGENT_SAMPLES = 4
+# Clipping needs a norm over several coordinates; more of them would only cost time.
+_DIMENSIONS = 3
+# Trials are sampled and clipped in pieces of this many, so that memory stays bounded.
+_TRIALS_AT_ONCE = 2000
+# More than any attacker would guess by chance.
+_PRACTICE_COINS = 8
+# A power of two: the release can be read off a message exactly.
+_STEP_SIZE = 0.25
 
 
-def list_releases(num_releases: int) -> list[ReleaseNumber]:
-    """Return the releases of a run that fails in its middle and is resumed one step earlier.
+def list_releases(num_releases: int) -> list[tuple[int, int]]:
+    """Return attempt and step of the releases of a run that fails and is resumed one step earlier.
 
     The step that is repeated is released twice, with other noise if the program is right.
 
@@ -91,41 +109,74 @@ def make_choices(seed: int, trial: int) -> Choices:
     return SecretChoices(make_secret(seed, "coins", trial), make_secret(seed, "orders", trial))
 
 
-@dataclass(eq=False)
-class AuditedRun:
-    """Messages of all agents in some releases, with all keys, and what each view reads of them.
+class Signal(NamedTuple):
+    """The canary's part of the victim's releases, under both data sets."""
 
-    Attributes:
-        plan: that agents run.
-        releases: the place of each release.
-        num_trials: independent trials, for which coordinates of one release stand: streams are
-            drawn independently for each coordinate.
-        keys: those of each agent.
-        nonces: of each attempt.
-        direction: of the canary in the coordinates of a trial, shape (k,).
+    null: FloatArray  # shape (releases, trials): without the canary, or with its negation
+    alternative: FloatArray  # of this shape: with it
+    shift: float  # the change of a release that the plan accounts for
+    # The probability that the canary takes part in each release, as far as the attacker knows: 0 or
+    # 1 but for secret coins. Shape (releases, trials), or that of one number.
+    participation: FloatArray
+    is_replace: bool  # whether the other data set has the canary's negation, instead of nothing
+    rate: float | None = None  # at which coins take the canary into a release; None without coins
+
+
+def alternate(num_releases: int) -> FloatArray:
+    """Return the sign of the canary in each release.
+
+    A canary with one sign would cancel in the differences that reused noise leaves.
+    """
+    return np.where(np.arange(num_releases) % 2 == 0, 1.0, -1.0)
+
+
+class AuditedRun:
+    """Messages of all agents without gradients, the canary in them, and what each view reads.
+
+    Every message is made as an agent makes it: with keys from identities, the nonce of an attempt,
+    and the ``AgentStepper`` of all releases. It is computed a second time by another way.
+
+    Coordinates of a release are independent trials, because streams are drawn for each coordinate.
+    With a ``direction`` of the canary, shape (k,), each trial has k coordinates.
     """
 
-    plan: Plan
-    releases: Sequence[ReleaseNumber]
-    num_trials: int
-    keys: Sequence[Keys]
-    nonces: Mapping[int, bytes]
-    direction: FloatArray = field(default_factory=lambda: np.ones(1))
-
-    @classmethod
-    def of_seed(
-        cls, plan: Plan, num_releases: int, num_trials: int, *, seed: int, **given: Any
-    ) -> AuditedRun:
-        """Return a run that is interrupted and resumed, with keys and nonces from a seed."""
+    def __init__(
+        self,
+        plan: Plan,
+        num_releases: int,
+        num_trials: int,
+        *,
+        seed: int,
+        direction: FloatArray | None = None,
+    ) -> None:
+        self.plan = plan
+        self.num_trials = num_trials
+        self.direction = np.ones(1) if direction is None else direction
+        self.size = num_trials * len(self.direction)
+        self.releases = list_releases(num_releases)
+        self.keys: Sequence[Keys] = derive_keys(plan, seed)
         # One nonce per attempt, as every start of a run agrees on a new one.
-        nonces = {attempt: draw_nonce(plan, seed, attempt) for attempt in (0, 1)}
-        releases = list_releases(num_releases)
-        return cls(plan, releases, num_trials, derive_keys(plan, seed), nonces, **given)
+        self.nonces = {attempt: draw_nonce(plan, seed, attempt) for attempt in (0, 1)}
+        self.problems = list[str]()
+        """Faults that need no test."""
 
-    @property
-    def size(self) -> int:
-        """The coordinates of a release."""
-        return self.num_trials * len(self.direction)
+    def add_canary(self, victim: int) -> Signal:
+        """Return the change of the victim's releases: that of T steps, in a few releases.
+
+        Each of k releases carries √(T/k) times the canary of one step. Where the noise of releases
+        is independent, which the audit checks, this is as informative as T releases with the
+        canary.
+        """
+        query, shape = query_of(self.plan, victim), (len(self.releases), self.size)
+        # A sample under Poisson sampling is audited given that it takes part in one step.
+        steps = 1 if query.is_subsampled else query.participations(self.plan.budget.num_steps)
+        shift = query.sensitivity * math.sqrt(steps / shape[0])
+        is_replace = query.adjacency == "replace"
+        # Under replace the two data sets are ±½ of the sensitivity, otherwise 0 and all of it.
+        middle = 0.5 if is_replace else 0.0
+        weights = np.repeat(shift * alternate(shape[0])[:, None], shape[1], axis=1)
+        low, high = -middle * weights, (1 - middle) * weights
+        return Signal(low, high, shift, np.ones(shape), is_replace)
 
     @property
     def _is_sum(self) -> bool:
@@ -139,19 +190,13 @@ class AuditedRun:
         zeros = torch.zeros(self.size)
         return self._collect(lambda number, agent: self.send(zeros, number, agent))
 
-    @cached_property
-    def gradients(self) -> FloatArray:
-        """The gradients in ``messages``, which attackers know; assigned by a recorded run."""
-        return np.zeros(self.messages.shape)
-
     def send(
         self, gradient: Tensor, number: int, agent: int, keys: Keys | None = None
     ) -> NDArray[Any]:
         """Return an agent's message with the clipped gradients of all trials, shape (size,).
 
-        All trials are one long gradient, because noise is independent in each coordinate. The
-        message has words where releases are summed exactly. Under gossip it is what was released:
-        models are zero, and the step size is a power of two, so that dividing by it is exact.
+        It has words where releases are summed exactly. Under gossip it is what was released: models
+        are zero, and the step size is a power of two, so that dividing by it is exact.
         """
         share = self.open_share(agent, keys or self.keys[agent], number, size=len(gradient))
         stepper = AgentStepper(query_of(self.plan, agent), lambda each: each)
@@ -161,9 +206,8 @@ class AuditedRun:
         stepper.hand_over(ClippedGradients(gradient.double().view(1, 1, -1), one, zero, zero, zero))
         if self._is_sum:
             return stepper.release_masked(observe=False)
-        half = stepper.release_half_step(step_size=STEP_SIZE, observe=False)
-        released: FloatArray = half.double().numpy() / -STEP_SIZE
-        return released
+        half = stepper.release_half_step(step_size=_STEP_SIZE, observe=False)
+        return half.double().numpy() / -_STEP_SIZE
 
     def open_share(self, agent: int, keys: Keys, number: int, *, size: int) -> NoiseShare:
         """Return an agent's share of the noise in the attempt of a release, from some keys."""
@@ -194,8 +238,7 @@ class AuditedRun:
     def project(self, values: FloatArray) -> FloatArray:
         """Return the part of each trial along the canary: the last axis has all trials' values."""
         shape = (*values.shape[:-1], -1, len(self.direction))
-        projected: FloatArray = values.reshape(shape) @ self.direction
-        return projected
+        return np.asarray(values.reshape(shape) @ self.direction)
 
     @cached_property
     def offsets(self) -> FloatArray:
@@ -207,9 +250,8 @@ class AuditedRun:
 
     @cached_property
     def released(self) -> FloatArray:
-        """All agents' releases without gradients, along the canary, shape (releases, n, trials)."""
-        found = self._collect(lambda *at: self.read_release(self.messages[at], *at))
-        return self.project(found - self.gradients)
+        """All agents' releases along the canary, shape (releases, n, trials)."""
+        return self.project(self._collect(lambda *at: self.read_release(self.messages[at], *at)))
 
     def read_release(self, message: NDArray[Any], number: int, agent: int) -> FloatArray:
         """Return the release in an agent's message, by its own masks, shape (size,)."""
@@ -232,17 +274,13 @@ class AuditedRun:
         return np.asarray(self.messages - masks)
 
     def read_sums(self, view: View) -> FloatArray:
-        """Return the sums of releases that a view reads, shape (releases, parts, size).
-
-        The view removes the masks that it can draw, adds up the messages of each part, and
-        subtracts the gradients that it knows.
-        """
+        """Return the sums of releases that a view reads, shape (releases, parts, size)."""
         parts = self.find_parts(view)
         totals = sum_parts(self.unmask(view), parts, axis=1)
-        if self._is_sum:
-            sizes = np.array([[len(part)] for part in parts])
-            totals = self._read_words(totals, sizes, self.offsets[:, None])
-        return np.asarray(totals - sum_parts(self.gradients, parts, axis=1))
+        if not self._is_sum:
+            return totals
+        sizes = np.array([[len(part)] for part in parts])
+        return self._read_words(totals, sizes, self.offsets[:, None])
 
     def draw_known(self, view: View) -> FloatArray:
         """Return the part of all noise that a view draws with its keys, shape (releases, n, size).
@@ -284,6 +322,134 @@ class AuditedRun:
                 words = np.frombuffer(stream.update(bytes(mask.nbytes)), mask.dtype)
                 mask = mask + words if address in added else mask - words
         return mask
+
+
+class StepRun(AuditedRun):
+    """A run in which a sample of the victim has a far too long gradient.
+
+    It is sampled, clipped and released by the code of agents.
+    """
+
+    def __init__(self, plan: Plan, num_releases: int, num_trials: int, *, seed: int) -> None:
+        # A random direction, so that clipping and rounding of all coordinates take part.
+        direction = np.random.default_rng(seed).standard_normal(_DIMENSIONS)
+        direction /= np.linalg.norm(direction)
+        super().__init__(plan, num_releases, num_trials, seed=seed, direction=direction)
+        self._seed = seed
+        self._predicts = query_of(plan, 0).sampling == "poisson" and predicts_coins(seed)
+        if self._predicts:
+            self.problems.append(
+                "the coins of Poisson sampling are predictable: they do not follow from a secret"
+            )
+        # They do not depend on the victim.
+        self._canaries = cache(self._compute_canaries)
+
+    def add_canary(self, victim: int) -> Signal:
+        """Return the change of the victim's releases, and note messages that are not the plan's."""
+        query = query_of(self.plan, victim)
+        lows, highs, taken = self._canaries(query)
+        null, alternative = self._release(lows, victim), self._release(highs, victim)
+        # The guarantee of passes holds even if the attacker knows the orders. Coins must be secret.
+        rate = rate_of(query) if query.is_subsampled else None
+        chances = taken.numpy() if rate is None or self._predicts else np.full((1, 1), rate)
+        is_replace = query.adjacency == "replace"
+        return Signal(null, alternative, query.sensitivity, chances, is_replace, rate)
+
+    def _release(self, gradients: Tensor, victim: int) -> FloatArray:
+        """Return what gradients change in the victim's releases, shape (releases, trials)."""
+        found = []
+        for number, own in enumerate(gradients):
+            message = self.send(own, number, victim)
+            # Rounding the gradient by itself, for example, would show here: the sum is then no
+            # post-processing of noisy data.
+            if not np.array_equal(message, self.recompute(own, number, victim)):
+                self.problems.append(
+                    f"messages of agent {victim} are not those of its gradient, noise, offset and "
+                    "masks"
+                )
+            found.append(self.project(self.read_release(message, number, victim)))
+        # With the same noise, so that the difference is the canary's part after rounding.
+        return np.stack(found) - self.released[:, victim]
+
+    def _compute_canaries(self, query: ClippedQuery) -> list[Tensor]:
+        """Return the clipped gradients of all releases without and with the canary.
+
+        They have shape (releases, size); and whether it takes part, shape (releases, trials).
+        """
+        every = range(self.num_trials)
+        chunks = [
+            self._compute_some(query, every[first : first + _TRIALS_AT_ONCE])
+            for first in every[::_TRIALS_AT_ONCE]
+        ]
+        return [torch.cat(parts, dim=1) for parts in zip(*chunks, strict=True)]
+
+    def _compute_some(self, query: ClippedQuery, trials: range) -> list[Tensor]:
+        """Return what ``_compute_canaries`` returns, for some trials."""
+        # The sampler has one run per trial, so that each trial has coins of its own.
+        choices = [make_choices(self._seed, trial) for trial in trials]
+        count = _AGENT_SAMPLES if query.unit == "agent" else count_samples(query)
+        inputs = torch.zeros(count, _DIMENSIONS)
+        # An agent's whole data set may be the canary; otherwise it is the first sample.
+        canary = inputs if query.unit == "agent" else inputs[:1]
+        canary[:] = torch.from_numpy(self.direction * query.clip * RAW_LENGTH)
+        data = AgentData(inputs, torch.zeros(count), (0, count))
+        sampler = BatchSampler.of_agent(query, data, choices)
+        # A linear model whose loss is its output: a sample's gradient is its input.
+        task = ModuleTask(nn.Linear(_DIMENSIONS, 1, bias=False), mean_output)
+        models = torch.zeros(len(trials), 1, _DIMENSIONS)
+        # float64, as agents clip: in float32 the norm could exceed C by some ulps.
+        clip = torch.tensor([query.clip], dtype=torch.float64)
+        is_sample = query.unit == "sample"
+
+        def clip_batch(batch: Batch, factor: float) -> Tensor:
+            # Other samples have no gradient, so that another sign is another canary.
+            own = replace(batch, inputs=batch.inputs * factor)
+            found = compute_gradients(task, models, own, clip, clips_samples=is_sample)
+            return (found.values * found.factors[..., None]).flatten()
+
+        found = []
+        for number, sign in enumerate(alternate(len(self.releases)).tolist()):
+            batch = sampler.draw(number)
+            low = clip_batch(batch, -sign if query.adjacency == "replace" else 0.0)
+            # Only samples of the canary are not zero, and padding has weight 0.
+            is_canary = (batch.inputs != 0).any(dim=-1) & (batch.weights > 0)
+            found.append((low, clip_batch(batch, sign), is_canary.any(dim=1).double()))
+        return [torch.stack(column) for column in zip(*found, strict=True)]
+
+
+def predicts_coins(seed: int) -> bool:
+    """Return whether an attacker predicts the coins of trials, which then amplify no privacy.
+
+    It runs the program with secrets of its own, or takes the public seed of the run.
+    """
+
+    def draw(choices: Iterable[Choices]) -> list[FloatArray]:
+        return [each.draw_coins(0, [_PRACTICE_COINS]) for each in choices]
+
+    coins, own = (draw(make_choices(key, trial) for trial in (0, 1)) for key in (seed, seed + 1))
+    public = draw([SeededChoices(seed)] * 2)
+    return np.array_equal(coins, own) or np.array_equal(coins, public)
+
+
+def count_samples(query: ClippedQuery) -> int:
+    """Return the number of the victim's samples with which one of them counts most."""
+    # Under add-remove any number is allowed. With few samples a divisor that follows the batch
+    # would be far below the batch size.
+    if query.sampling == "poisson" and query.adjacency == "add-remove":
+        return 2
+    if query.sampling == "every-step":
+        return query.batch_size or 1
+    return max(query.least_samples, 2)
+
+
+def rate_of(query: ClippedQuery) -> float:
+    """Return the rate at which the victim's samples are drawn."""
+    return round_rate_down(query.sampling_rate or 1.0)
+
+
+def mean_output(outputs: Tensor, _: Tensor) -> Tensor:
+    """Return a loss whose gradient, for a linear model, is a sample's input."""
+    return outputs.mean()
 
 
 def query_of(plan: Plan, agent: int) -> ClippedQuery:

@@ -1,7 +1,7 @@
 """Views of an attacker: the messages, the keys it holds, and the noise that stays hidden from it.
 
-Covariances are computed here from the noise weights of the plan, stream by stream, and not by the
-code that designs, draws or verifies noise: an audit must not take them from what it audits.
+Covariances are computed here from the noise weights of the plan, stream by stream: an audit must
+not take them from the code that designs, draws or verifies noise.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import combinations
 from typing import Any, TypeAlias
 
 import networkx as nx
@@ -33,10 +33,7 @@ _ROUNDING = 1e-6  # relative, of precisions that equal their cap
 
 @dataclass(frozen=True)
 class View:
-    """An eavesdropper who reads every message, together with insiders who pool their keys.
-
-    Attributes:
-        coalition: the insiders, in increasing order; none for an eavesdropper alone.
+    """An eavesdropper who reads every message, together with a coalition that pools its keys.
 
     >>> View((4, 1)).describe()
     'insiders 1, 4'
@@ -68,16 +65,11 @@ class View:
 
 @dataclass(frozen=True, eq=False)
 class StreamWeights:
-    """The weights of all streams in all agents' noise, and who owns each stream.
+    """The weights of all streams in all agents' noise, and who owns each stream."""
 
-    Attributes:
-        weights: shape (n, streams): the noise of agent i is row i times the normals of the streams.
-        owners: the owner of each stream.
-        masks: the owners of masks, which hide all but sums; None where every release is read.
-    """
-
-    weights: FloatArray
-    owners: tuple[Owner, ...]
+    weights: FloatArray  # shape (n, streams): agent i's noise is row i times normals of the streams
+    owners: tuple[Owner, ...]  # of each stream
+    # The owners of masks, which hide all but sums; None where every release is read.
     masks: tuple[Owner, ...] | None = None
 
     @classmethod
@@ -86,16 +78,14 @@ class StreamWeights:
         n = decomposition.num_agents
         columns = [np.diag(np.sqrt(decomposition.private_variance))]
         owners = [Owner((agent,)) for agent in range(n)]
-        for number, group in enumerate(decomposition.seed_groups):
-            factor = decomposition.factors[number]
-            # Row i of a group's factor belongs to its i-th member; others have no part in its
-            # streams.
+        groups = tuple(Owner(group, k) for k, group in enumerate(decomposition.seed_groups))
+        for owner, factor in zip(groups, decomposition.factors, strict=True):
+            # Row i of a group's factor is that of its i-th member; others have no part in it.
             column = np.zeros((n, factor.shape[1]))
-            column[list(group)] = factor
+            column[list(owner.members)] = factor
             columns.append(column)
-            owners += [Owner(group, number)] * factor.shape[1]
-        groups = (Owner(group, number) for number, group in enumerate(decomposition.seed_groups))
-        masks = tuple(groups) if decomposition.is_masked else None
+            owners += [owner] * factor.shape[1]
+        masks = groups if decomposition.is_masked else None
         return cls(np.hstack(columns), tuple(owners), masks)
 
     def held_by(self, coalition: Collection[int]) -> set[Owner]:
@@ -117,24 +107,21 @@ class StreamWeights:
         graph.add_nodes_from(left)
         hidden = (owner.members for owner in self.masks if owner not in known)
         # The honest members of a group are a path of masks, whoever is between them.
-        graph.add_edges_from(
-            pair for group in hidden for pair in pairwise(filter(left.__contains__, group))
-        )
+        for group in hidden:
+            nx.add_path(graph, filter(left.__contains__, group))
         return tuple(sorted(tuple(sorted(part)) for part in nx.connected_components(graph)))
 
     def hidden(self, known: Collection[Owner], parts: Parts | None = None) -> FloatArray:
-        """Return the covariance of the noise without the streams of known owners.
+        """Return the covariance of sums over ``parts`` of the noise that known owners do not draw.
 
-        It is that of the sums over ``parts``, by default of all agents one by one.
+        By default each agent is a part.
         """
-        # Summed over the others, not subtracted from R: a difference would leave rounding errors
-        # where no noise is left.
+        # Not subtracted from R: a difference would leave rounding errors where no noise is left.
         is_hidden = [owner not in known for owner in self.owners]
         B = self.weights[:, is_hidden]
         if parts is not None:
             B = sum_parts(B, parts, axis=0)
-        hidden: FloatArray = B @ B.T
-        return hidden
+        return np.asarray(B @ B.T)
 
     def precision(self, view: View) -> FloatArray:
         """Return [Σ⁻¹]_jj of every agent against a view, shape (n,); 0 for insiders.
@@ -142,9 +129,7 @@ class StreamWeights:
         Σ is the covariance of what the view does not know of honest agents' noise, or of the noise
         in their sums under masks. It is ∞ for agents that this noise does not hide.
         """
-        n = len(self.weights)
-        known = self.held_by(view.coalition)
-        # Insiders' own noise is known to them, so that only honest rows and columns remain.
+        n, known = len(self.weights), self.held_by(view.coalition)
         parts = self.join(view.honest(n), known)
         found = np.zeros(n)
         diagonal = np.diag(invert_hidden(self.hidden(known, parts)))
@@ -154,11 +139,7 @@ class StreamWeights:
 
 
 def sum_parts(values: NDArray[Any], parts: Parts, *, axis: int) -> NDArray[Any]:
-    """Add up the values of the agents of each part; words wrap around as sums of messages do.
-
-    >>> sum_parts(np.array([1, 2, 3]), ((0, 2), (1,)), axis=0).tolist()
-    [4, 2]
-    """
+    """Add up the values of the agents of each part; words wrap around as sums of messages do."""
     starts = np.cumsum([0, *(len(part) for part in parts[:-1])])
     chosen = np.take(values, [agent for part in parts for agent in part], axis=axis)
     # In the type of the values: NumPy would add up small integers in a larger one.
@@ -166,10 +147,7 @@ def sum_parts(values: NDArray[Any], parts: Parts, *, axis: int) -> NDArray[Any]:
 
 
 def invert_hidden(covariance: FloatArray) -> FloatArray:
-    """Return Σ⁻¹; ∞ on the diagonal of agents that noise does not hide.
-
-    A direction without noise reveals every agent that has a part in it.
-    """
+    """Return Σ⁻¹; ∞ on the diagonal of agents that have a part in a direction without noise."""
     # Correlations, because agents' variances may differ by many orders and eigenvalues would then
     # be rounded to zero that are not.
     scale = np.sqrt(np.maximum(np.diag(covariance), np.finfo(float).tiny))
@@ -209,41 +187,28 @@ def list_worst_views(plan: Plan) -> list[View]:
     size = plan.threat.max_colluders if plan.decomposition.seed_groups else 0
     worst, views = np.full(n, -1.0), [View()] * n
     for view in _list_views(n, size):
-        precision = streams.precision(view)
         # An insider has 0, so that no coalition is the worst of its own members.
+        precision = streams.precision(view)
         for agent in np.flatnonzero(precision > worst).tolist():
             worst[agent], views[agent] = precision[agent], view
     return views
 
 
-@dataclass(frozen=True)
-class Break:
-    """A coalition against which a plan does not keep its promise to a victim.
-
-    ``ratio`` is that of [Σ⁻¹]_jj to the victim's cap: above 1.
-    """
-
-    view: View
-    victim: int
-    ratio: float
-
-
-def find_smallest_break(plan: Plan) -> Break | None:
-    """Return the worst of the smallest coalitions that exceed the promise to some honest agent.
+def find_smallest_break(plan: Plan) -> tuple[View, int] | None:
+    """Return the worst of the smallest coalitions that exceed the promise to some victim, and whom.
 
     Coalitions are compared in order of their sizes, up to :func:`largest_compared`; None if none of
     these exceeds a promise.
     """
     streams = StreamWeights.of(plan.decomposition)
     for size in range(largest_compared(plan) + 1):
-        worst = Break(View(), 0, 0.0)
-        for view in _list_views(plan.num_agents, size):
-            ratios = streams.precision(view) / plan.precision_caps
-            victim = int(ratios.argmax())
-            if ratios[victim] > worst.ratio:
-                worst = Break(view, victim, float(ratios[victim]))
-        if worst.ratio > 1 + _ROUNDING:
-            return worst
+        excess = (
+            (streams.precision(view) / plan.precision_caps, view)
+            for view in _list_views(plan.num_agents, size)
+        )
+        ratios, view = max(excess, key=lambda one: float(one[0].max()))
+        if ratios.max() > 1 + _ROUNDING:
+            return view, int(ratios.argmax())
     return None
 
 

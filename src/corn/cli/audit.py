@@ -83,13 +83,10 @@ def audit(
     weakest = find_smallest_break(plan)
     beyond = None
     if weakest is not None:
+        attacker, exposed = weakest
         # By the noise alone, which is the fastest: the plan does not promise anything here.
         (beyond,) = audit_plan(
-            plan,
-            victims=[weakest.victim],
-            view=weakest.view,
-            num_trials=trials,
-            seed=seed,
+            plan, victims=[exposed], view=attacker, num_trials=trials, seed=seed
         ).findings
     settings = {"through": through, "num_trials": trials, "seed": seed}
     _print(plan, report, beyond, largest_compared(plan), settings, as_json=json)
