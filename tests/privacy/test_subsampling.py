@@ -148,11 +148,7 @@ def test_a_target_that_no_noise_reaches_is_infeasible(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("adjacency", ["replace", "add-remove"])
 @pytest.mark.parametrize(("epsilon", "rate", "steps"), [(1.0, 0.05, 500), (1.0, 0.001, 10_000)])
 def test_calibration_evaluates_the_bound_once(
-    monkeypatch: pytest.MonkeyPatch,
-    adjacency: Adjacency,
-    epsilon: float,
-    rate: float,
-    steps: int,
+    monkeypatch: pytest.MonkeyPatch, adjacency: Adjacency, epsilon: float, rate: float, steps: int
 ) -> None:
     evaluations = []
 
@@ -255,8 +251,7 @@ def measure_lost(
 
 
 @pytest.mark.skipif(
-    bool(np.finfo(np.longdouble).eps > 1e-18),
-    reason="needs floats wider than 64 bits",
+    bool(np.finfo(np.longdouble).eps > 1e-18), reason="needs floats wider than 64 bits"
 )
 @pytest.mark.parametrize("adjacency", ["replace", "add-remove"])
 @pytest.mark.parametrize("rate", [0.01, 0.3, 0.95])

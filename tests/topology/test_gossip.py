@@ -7,13 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corn.errors import InvalidArgumentError
-from corn.topology import (
-    ONE_ROUND,
-    Gossip,
-    Graph,
-    choose_cooldown,
-    load_network,
-)
+from corn.topology import ONE_ROUND, Gossip, Graph, choose_cooldown, load_network
 from corn.topology.mixing import apply_rounds
 
 from .test_mixing import connected_graphs

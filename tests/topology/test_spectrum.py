@@ -10,12 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corn.errors import InvalidArgumentError
-from corn.topology import (
-    GENERATORS,
-    Graph,
-    load_network,
-    spectrum,
-)
+from corn.topology import GENERATORS, Graph, load_network, spectrum
 from corn.topology.mixing import sparse_mixing_matrix
 
 from .test_mixing import connected_graphs

@@ -11,21 +11,8 @@ import networkx as nx
 import numpy as np
 from numpy.typing import ArrayLike
 
-from corn.checks import (
-    FloatArray,
-    as_square_matrix,
-    as_symmetric_matrix,
-    require,
-    require_choice,
-)
-from corn.covariance.baselines import (
-    CovarianceRule,
-    Decor,
-    Ldp,
-    OwnMechanism,
-    Reference,
-    ZeroSum,
-)
+from corn.checks import FloatArray, as_square_matrix, as_symmetric_matrix, require, require_choice
+from corn.covariance.baselines import CovarianceRule, Decor, Ldp, OwnMechanism, Reference, ZeroSum
 from corn.covariance.decomposition import Decomposition
 from corn.covariance.dual import design_groups
 from corn.covariance.insiders import solve_split

@@ -42,13 +42,7 @@ from corn.checks import FloatArray, IntArray
 from corn.covariance.coalitions import require_few_coalitions, worst_precisions
 from corn.covariance.decomposition import Decomposition
 from corn.covariance.dual import solve_dual
-from corn.covariance.problem import (
-    Design,
-    DesignProblem,
-    Status,
-    invert_definite,
-    scale_to_cap,
-)
+from corn.covariance.problem import Design, DesignProblem, Status, invert_definite, scale_to_cap
 from corn.covariance.threat import SeedGroups
 from corn.errors import InvalidArgumentError
 from corn.threads import one_thread

@@ -17,24 +17,11 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from corn.checks import (
-    FloatArray,
-    as_symmetric_matrix,
-    require,
-    require_in_range,
-    require_length,
-)
+from corn.checks import FloatArray, as_symmetric_matrix, require, require_in_range, require_length
 from corn.covariance.decomposition import Decomposition
 from corn.errors import InvalidArgumentError
 from corn.noise.keys import Secret
-from corn.noise.stream import (
-    NoiseSource,
-    NormalArray,
-    Owner,
-    StreamAddress,
-    Terms,
-    encode_fields,
-)
+from corn.noise.stream import NoiseSource, NormalArray, Owner, StreamAddress, Terms, encode_fields
 
 # The smallest pivot, relative to the largest. Smaller ones could keep the factor sparser, but the
 # error of the elimination grows with the ratio.

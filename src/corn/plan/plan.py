@@ -43,13 +43,7 @@ from corn.covariance.problem import DesignProblem, weighting_gain
 from corn.covariance.threat import SeedGroups
 from corn.errors import InfeasibleError
 from corn.noise import choose_factors
-from corn.noise.grid import (
-    bound_loss,
-    check_grid,
-    choose_grid,
-    count_parameters,
-    require_provable,
-)
+from corn.noise.grid import bound_loss, check_grid, choose_grid, count_parameters, require_provable
 from corn.noise.masks import MaskBits, bound_sum, choose_bits
 from corn.privacy import PrivacyBudget, account_precision, gaussian
 from corn.privacy.accounting import group_agents
@@ -190,10 +184,7 @@ class Plan:
     def float_loss(self) -> FloatLoss:
         """The privacy loss that floating point adds to a coordinate of a step."""
         return bound_loss(
-            self.decomposition,
-            self.grid,
-            precision_caps=self.precision_caps,
-            budget=self.budget,
+            self.decomposition, self.grid, precision_caps=self.precision_caps, budget=self.budget
         )
 
     @property
