@@ -17,8 +17,7 @@ from numpy.typing import ArrayLike
 
 from corn.checks import FloatArray, as_square_matrix, as_symmetric_matrix, require, require_in_range
 from corn.covariance.decomposition import Decomposition
-from corn.topology.mixing import STOCHASTIC_TOLERANCE, require_symmetric, spectrum
-from corn.topology.network import Mixing, Network
+from corn.topology.mixing import STOCHASTIC_TOLERANCE, Mixing, Network, require_symmetric, spectrum
 
 DISAGREEMENT_WEIGHT = 0.1  # by default, for runs that end with a cool-down
 

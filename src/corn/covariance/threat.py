@@ -16,7 +16,7 @@ from corn.errors import InvalidArgumentError
 from corn.parsing import MAX_DIGITS
 from corn.privacy.budget import describe_adversary, describe_insiders
 from corn.topology.graphs import Graph
-from corn.topology.network import Mixing
+from corn.topology.mixing import Mixing
 
 SeedGroups: TypeAlias = tuple[tuple[int, ...], ...]
 """Sets of agents that share a seed, each in increasing order."""
