@@ -1,8 +1,4 @@
-"""The mechanisms that CorN is compared with, each as good as its family allows.
-
-One of them, `OwnMechanism`, has a covariance of the user's own. Only its shape counts: it is scaled
-to the precision caps and checked like every other design.
-"""
+"""The mechanisms that CorN is compared with, each as good as its family allows, and users' own."""
 
 from __future__ import annotations
 
@@ -20,7 +16,6 @@ from corn.covariance.decomposition import Decomposition
 from corn.covariance.dual import solve_dual
 from corn.covariance.problem import Design, DesignProblem, MechanismName, SolverName, conclude
 from corn.covariance.threat import DEFAULT_THREAT, EAVESDROPPER, ThreatModel
-from corn.errors import InvalidArgumentError
 
 # Of log r: from LDP to noise that cancels but for rounding, in steps of 0.25 at first. Each zoom
 # keeps two steps and divides them by 20, so eight zooms end at 10⁻⁹.
@@ -122,27 +117,19 @@ def _search_family(
     mechanism: Decor | ZeroSum, problem: DesignProblem, laplacian: FloatArray
 ) -> Design:
     """Return the best c·(I + r L), or raise for a threat that it does not hold against."""
-    name = mechanism.name
-    _refuse_insiders(problem.threat, name)
-    if problem.threat.seeds != EAVESDROPPER.seeds:
-        raise InvalidArgumentError(
-            f"seeds apply to mechanism 'corn', while {name!r} has seeds of its own, found "
-            f"{problem.threat.seeds!r}: leave seeds to the mechanism"
-        )
+    _refuse_insiders(problem.threat, mechanism.name)
+    has_own, found = problem.threat.seeds == EAVESDROPPER.seeds, repr(problem.threat.seeds)
+    require(has_own, "seeds", f"left to the mechanism {mechanism.name!r}", found)
     problem = replace(problem, max_noise_std=mechanism.max_noise_std)
     R, evaluations = _search_covariance(problem, laplacian)
-    return _conclude(problem, R, name, "search", evaluations)
+    return _conclude(problem, R, mechanism.name, "search", evaluations)
 
 
 def _refuse_insiders(threat: ThreatModel, mechanism: str) -> None:
     """Raise for insiders: they know all shared noise of a mechanism with one seed, or of pairs."""
-    require(
-        threat.max_colluders == 0,
-        "max_colluders",
-        f"0 for mechanism {mechanism!r}, which holds against an eavesdropper only",
-        threat.max_colluders,
-        advice="use 'corn' or 'ldp', or ask for no insiders (ThreatModel(0), --colluders 0)",
-    )
+    rule = f"0 for mechanism {mechanism!r}, which holds against an eavesdropper only"
+    advice = "use 'corn' or 'ldp', or ask for no insiders (ThreatModel(0), --colluders 0)"
+    require(threat.max_colluders == 0, "max_colluders", rule, threat.max_colluders, advice=advice)
 
 
 def _conclude(
@@ -214,9 +201,8 @@ CovarianceRule: TypeAlias = Callable[[DesignProblem], ArrayLike]
 class OwnMechanism:
     """Noise with a covariance R of the user's own, or of a function of a design problem.
 
-    R of shape (n, n) is scaled to the privacy budget. All agents draw the noise from one seed that
-    they share, so it holds against an eavesdropper only. A diagonal covariance needs no seed and
-    holds against insiders too. ``label`` is the name of the mechanism in tables.
+    All agents draw it from one seed, so it holds against an eavesdropper only. A diagonal R needs
+    no seed and holds against insiders too. ``label`` is the name of the mechanism in tables.
     """
 
     covariance: ArrayLike | CovarianceRule
@@ -229,14 +215,9 @@ class OwnMechanism:
         given: Any = self.covariance
         if callable(given):
             # Of copies: the user's function must not change the problem.
-            given = given(
-                replace(
-                    problem,
-                    objective_matrix=problem.objective_matrix.copy(),
-                    precision_caps=problem.precision_caps.copy(),
-                    mixing_matrix=np.array(problem.mixing_matrix),
-                )
-            )
+            names = ("objective_matrix", "precision_caps", "mixing_matrix")
+            copies: Any = {name: np.array(getattr(problem, name)) for name in names}
+            given = given(replace(problem, **copies))
         n = problem.num_agents
         of = f"covariance of {self.label!r}"
         R = as_symmetric_matrix(given, name=of)

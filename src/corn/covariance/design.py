@@ -157,7 +157,10 @@ def read_mechanisms(
     require(len(given) > 0, "mechanism", "at least one", "none")
     listed = given.values() if isinstance(given, Mapping) else given
     read = [each if isinstance(each, ready) else read_mechanism(each) for each in listed]
-    labels = list(given) if isinstance(given, Mapping) else [label_of(each) for each in read]
+    labels = list(given) if isinstance(given, Mapping) else []
+    for each in read if not labels else ():
+        names = (getattr(each, name, None) for name in ("label", "name", "mechanism"))
+        labels.append(next((name for name in names if isinstance(name, str)), "own"))
     for label, mechanism in zip(labels, read, strict=True):
         is_new = not isinstance(mechanism, OwnMechanism) or label not in MECHANISMS
         require(is_new, "mechanism", "a new name for one of your own", repr(label))
@@ -166,12 +169,6 @@ def read_mechanisms(
     found = f"{', '.join(repeated)} twice"
     require(not repeated, "mechanism", "different names", found, advice=advice)
     return dict(zip(labels, read, strict=True))
-
-
-def label_of(mechanism: Any) -> str:
-    """Return the name of a mechanism, or of a design, in tables."""
-    labels = (getattr(mechanism, name, None) for name in ("label", "name", "mechanism"))
-    return next((label for label in labels if isinstance(label, str)), "own")
 
 
 def design(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, islice
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias
 
 import networkx as nx
 import numpy as np
@@ -77,11 +77,7 @@ class ThreatModel:
             _parse_seeds(self.seeds)
 
     def resolve(self, graph: Graph, mixing: Mixing = "gossip") -> ThreatModel:
-        """Return the threat with the seeds that ``auto`` stands for on this graph and mixing.
-
-        >>> [ThreatModel(1).resolve(nx.cycle_graph(n)).seeds for n in (20, 500)]
-        ['pairs', 'sparse:8']
-        """
+        """Return the threat with the seeds that ``auto`` stands for on this graph and mixing."""
         if mixing == "sum" and self == EAVESDROPPER:
             # Any seeds that join all agents are as good. Those of links need no message.
             return replace(self, seeds="edges")
@@ -241,11 +237,10 @@ def _parse_seeds(text: str) -> tuple[_SeedRule, int]:
 def _check_groups(groups: object) -> SeedGroups:
     """Return a caller's groups in order, or raise unless they are non-empty sets of numbers."""
     sets = (list, tuple, set, frozenset)
-    is_sets = isinstance(groups, list | tuple) and all(
-        isinstance(group, sets) and group for group in groups
-    )
+    given: Any = groups
+    is_list = isinstance(given, list | tuple)
+    is_sets = is_list and all(isinstance(group, sets) and group for group in given)
     require(is_sets, "seeds", "sets of agents, none of them empty", f"{groups!r:.60}")
-    given = cast("Sequence[Sequence[int]]", groups)
     for agent in chain.from_iterable(given):
         is_number = isinstance(agent, int | np.integer) and not isinstance(agent, bool)
         require(is_number, "seeds", "sets of agents' numbers", f"{agent!r:.60}")

@@ -197,10 +197,9 @@ def read_total(
     at_once = count_at_once(4, len(total))
     reader = Keystreams((offsets, 4 * at_once))
     words = reader.pieces[0].view(np.uint32) if offsets else np.zeros((1, at_once), np.uint32)
+    scale, write_average = grid / num_agents, load_compiled().write_average
     for start in range(0, len(total), at_once):
         reader.read()
         part = slice(start, start + at_once)
-        load_compiled().write_average(
-            average[part], signed[part], words, num_agents, grid / num_agents
-        )
+        write_average(average[part], signed[part], words, num_agents, scale)
     return average

@@ -185,13 +185,9 @@ class SimulationSource(NoiseSource):
         # first, which NumPy's own seeding avoids by discarding some.
         data = encode_fields(prefix, first)
         digest = hashlib.blake2b(data, digest_size=32, person=_PERSON).digest()
-        words = np.frombuffer(digest, dtype="<u8").astype(np.uint64)
-        self._bits.state = {
-            "bit_generator": "SFC64",
-            "state": {"state": words},
-            "has_uint32": 0,
-            "uinteger": 0,
-        }
+        words = {"state": np.frombuffer(digest, dtype="<u8").astype(np.uint64)}
+        none = {"has_uint32": 0, "uinteger": 0}
+        self._bits.state = {"bit_generator": "SFC64", "state": words, **none}
 
 
 def simulated_keys(decomposition: Decomposition, *, seed: int) -> dict[Owner, Secret]:

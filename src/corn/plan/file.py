@@ -129,6 +129,14 @@ def _encode(plan: Plan) -> Json:
     parts = plan.decomposition
     multipliers = plan.certificate.multipliers
     is_sum = plan.network.mixing == "sum"
+    matrix = plan.network.sparse_matrix
+    rows, columns = matrix.nonzero()
+    values = np.asarray(matrix[rows, columns]).reshape(-1)
+    places = zip(rows.tolist(), columns.tolist(), values.tolist(), strict=True)
+    kind = next(kind for kind, record in _OBJECTIVES.items() if isinstance(plan.objective, record))
+    objective = dataclasses.asdict(plan.objective)
+    if isinstance(plan.objective, GivenObjective):
+        objective["given"] = plan.objective.given.tolist()
     return {
         "corn_version": plan.corn_version,
         "network": {
@@ -141,14 +149,14 @@ def _encode(plan: Plan) -> Json:
             # fingerprints.
             "links": sorted([int(i), int(j)] for i, j in graph.edges),
             # Sums have no use for weights, which would be half of a large plan.
-            "mixing_weights": [] if is_sum else _encode_weights(plan.network.sparse_matrix),
+            "mixing_weights": [] if is_sum else sorted(map(list, places)),
             "gossip": dataclasses.asdict(plan.network.gossip),
             "mixing": plan.network.mixing,
         },
         "budget": dataclasses.asdict(plan.budget),
         # Without ``asdict``, which copies each of a million seeds.
         "threat": {f.name: getattr(plan.threat, f.name) for f in dataclasses.fields(plan.threat)},
-        "objective": _encode_objective(plan.objective),
+        "objective": {"kind": kind, **objective},
         "mechanism": plan.mechanism,
         "grid": plan.grid,
         "cooldown_steps": plan.cooldown_steps,
@@ -218,14 +226,6 @@ def _decode_network(data: object) -> Network:
     return Network(graph, matrix, fields["source"], rule, fields["gossip"], fields["mixing"])
 
 
-def _encode_weights(matrix: SparseMatrix) -> list[list[int | float]]:
-    """Return row, column and value of every weight, in order."""
-    rows, columns = matrix.nonzero()
-    order = np.lexsort((columns, rows))
-    weights = np.asarray(matrix[rows, columns]).reshape(-1)
-    return [[int(rows[k]), int(columns[k]), float(weights[k])] for k in order]
-
-
 def _decode_weights(weights: Sequence[tuple[int, int, float]], num_agents: int) -> SparseMatrix:
     rows, columns, values = zip(*weights, strict=True) if weights else ((), (), ())
     # A second weight of a pair would be added to the first.
@@ -283,13 +283,6 @@ def _require_moderate(content: object) -> None:
         require_count("the number of seed groups", len(find(*names)), least=0, most=most)
     for row in find("certificate", "multipliers"):
         require_length("multipliers", len(row) if isinstance(row, list) else n, n, per="agent")
-
-
-def _encode_objective(objective: Objective) -> Json:
-    kind = next(kind for kind, record in _OBJECTIVES.items() if isinstance(objective, record))
-    if isinstance(objective, GivenObjective):
-        return {"kind": kind, "given": objective.given.tolist()}
-    return {"kind": kind, **dataclasses.asdict(objective)}
 
 
 def _decode_objective(data: object) -> Objective:

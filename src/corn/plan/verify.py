@@ -71,7 +71,16 @@ def verify_plan(plan: Plan) -> Verification:
     >>> found.passed, len(found.guarantees), found.problems
     (True, 4, ())
     """
-    guarantees = _guarantees(plan)
+    worst = np.full(plan.num_agents, -np.inf)
+    coalitions: dict[int, tuple[int, ...]] = dict.fromkeys(range(plan.num_agents), ())
+    listed = coalition_precisions(plan.decomposition, plan.threat.max_colluders)
+    for coalition, honest, precision in listed:
+        for agent, found in zip(honest, precision, strict=True):
+            # Strictly, so that of equal coalitions the first in order is named.
+            if found > worst[agent]:
+                worst[agent] = found
+                coalitions[agent] = coalition
+    guarantees = _list_guarantees(plan, worst, coalitions)
     value = plan.noise_energy
     proved = plan.prove_lower_bound()
     problems = (*_privacy_problems(plan, guarantees), *_claim_problems(plan, value, proved))
@@ -124,19 +133,6 @@ def _epsilon_of(plan: Plan, agent: int, precisions: FloatArray) -> float:
     loss = bound_loss(plan.decomposition, plan.grid, precision_caps=caps, budget=plan.budget)
     is_proved = count_parameters(loss, promise) >= plan.max_parameters
     return promise.promise.epsilon if is_proved else math.inf
-
-
-def _guarantees(plan: Plan) -> tuple[AgentGuarantee, ...]:
-    worst = np.full(plan.num_agents, -np.inf)
-    coalitions: dict[int, tuple[int, ...]] = dict.fromkeys(range(plan.num_agents), ())
-    listed = coalition_precisions(plan.decomposition, plan.threat.max_colluders)
-    for coalition, honest, precision in listed:
-        for agent, value in zip(honest, precision, strict=True):
-            # Strictly, so that of equal coalitions the first in order is named.
-            if value > worst[agent]:
-                worst[agent] = value
-                coalitions[agent] = coalition
-    return _list_guarantees(plan, worst, coalitions)
 
 
 def _list_guarantees(
