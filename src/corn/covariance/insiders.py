@@ -127,11 +127,9 @@ def solve_split(problem: DesignProblem, seed_groups: SeedGroups) -> Design:
 class Streams:
     """All streams of shared noise: one for a pair, and m for a group of m agents.
 
-    Attributes:
-        members: the agents of each stream's group, shape (streams, width); the number of agents
-            fills up the rows of smaller groups.
-        ranks: the number of a stream within its group, shape (streams,).
-        groups: the seed groups, each with its streams.
+    ``members`` are the agents of each stream's group, shape (streams, width), filled up with n;
+    ``ranks`` the number of a stream within its group, shape (streams,); ``groups`` the seed groups,
+    each with its streams.
     """
 
     members: IntArray
@@ -348,13 +346,11 @@ def certify(
     *,
     max_colluders: int,
 ) -> float:
-    """Return the lower bound for b = 1 that a split and multipliers λ ≥ 0 prove.
+    """Return the lower bound for b = 1, over all splits, that multipliers λ ≥ 0 prove.
 
-    ``multipliers`` has shape (coalitions, n), coalitions in lexicographic order. The bound is that
-    of ``_relative_pressure`` with Y_I = (R^(I))⁻¹ Λ_I^{1/2}. It is over all splits on the groups
-    ``seed_groups``, of which the given one may leave out some. Any λ is valid, so a certificate can
-    be checked without trusting its maker; overflow, or a singular split, proves nothing: the bound
-    is then 0.
+    ``multipliers`` has shape (coalitions, n), coalitions in lexicographic order; Y_I is
+    (R^(I))⁻¹ Λ_I^{1/2} of a split, which may leave out some groups. Any λ is valid, so a
+    certificate needs no trust in its maker. Overflow, or a singular split, proves nothing: 0.
     """
     outside = list_outside(len(A), max_colluders)
     # Weak duality holds for non-negative multipliers of agents at stake only.
@@ -588,27 +584,19 @@ class Pressure:
     """What the coalitions demand of a candidate: sums over them with the weights w of a softmax.
 
     As in a streamed softmax, sums are relative to the largest weight so far until ``finish``.
-
-    Attributes:
-        x: all [(R^(I))⁻¹]_ii, shape (coalitions, n).
-        largest: the largest of an agent outside I.
-        smooth: (1/p) log Σ π x^p.
-        mean: Σ w x.
-        log_weights: log w, shape (coalitions, n).
-        multipliers: w/x, shape (coalitions, n).
-        private: [Σ_I M_I Λ_I M_I]_ii with Λ = diag(w/x), shape (n,).
-        blocks: the same sum on each stream, over the coalitions that do not know it. At the
-            optimum it equals A/Tr(AR) wherever there is noise.
+    ``private`` is [Σ_I M_I Λ_I M_I]_ii with M_I = (R^(I))⁻¹ and Λ = diag(w/x), shape (n,), and
+    ``blocks`` the same sum on each stream, over the coalitions that do not know it: at the optimum
+    A/Tr(AR) wherever there is noise. ``mean`` is Σ w x.
     """
 
-    largest: float
-    smooth: float
-    log_weights: FloatArray
-    multipliers: FloatArray
+    largest: float  # of all x of agents outside I
+    smooth: float  # (1/p) log Σ π x^p
+    log_weights: FloatArray  # log w, shape (coalitions, n)
+    multipliers: FloatArray  # w/x, shape (coalitions, n)
 
     def __init__(self, streams: Streams, log_prior: FloatArray, sharpness: float) -> None:
         self.streams = streams
-        self.x = np.empty_like(log_prior)
+        self.x = np.empty_like(log_prior)  # all [(R^(I))⁻¹]_ii, shape (coalitions, n)
         self.private = np.zeros(streams.num_agents)
         self.blocks = np.zeros((*streams.members.shape, streams.members.shape[1]))
         self.sums = [self.private, self.blocks]

@@ -34,14 +34,11 @@ _ROUNDING = 1e-9  # relative, far beyond the rounding of either method
 def design_masks(
     precision_caps: FloatArray, seed_groups: SeedGroups, max_colluders: int
 ) -> Decomposition:
-    """Return masks on these seeds and the least private noise that keeps every cap.
+    """Return masks on these seeds and the least private noise that keeps the strictest cap.
 
-    All agents have the strictest cap: noise in the sum protects whoever it protects.
-
-    Formal guarantee:
-        For every coalition I of ``max_colluders`` agents, the masks of the other agents H make
-        their messages uniform given their sum, which has private noise of variance at least
-        1/min b. Raises ``InfeasibleError`` unless the seeds that I does not know join all of H.
+    For every coalition I of ``max_colluders`` agents, the masks of the other agents H make their
+    messages uniform given their sum, which has private noise of variance at least 1/min b. Raises
+    ``InfeasibleError`` unless the seeds that I does not know join all of H.
     """
     n = len(precision_caps)
     cap = float(precision_caps.min())

@@ -197,14 +197,6 @@ def disagreement_ratio(
     η² Tr(D R)/n is the stationary variance of disagreement per coordinate (docs/theory.md,
     “Disagreement”). Disagreement follows x ← (W − 11ᵀ/n)(x − η m), m ← β m + (1 − β) v, without the
     discount of a horizon: nothing but mixing lowers it.
-
-    >>> from corn.topology import load_network
-    >>> ring = load_network("ring:4", mixing="gossip")
-    >>> found = disagreement_ratio(
-    ...     ring, np.eye(4), precision_cap=1, momentum=0, num_steps=100
-    ... )
-    >>> round(found, 6)  # W has the eigenvalues 1/3, 1/3 and −1/3 in disagreement
-    0.122474
     """
     n = network.num_agents
     if network.mixing == "sum":

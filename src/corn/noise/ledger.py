@@ -200,6 +200,14 @@ def _parse_page(page: bytes) -> LedgerEntry | None:
         return None
 
 
+def _require_owner(path: Path, found: LedgerEntry, asked: LedgerEntry) -> None:
+    if (found.plan, found.agent, found.terms) != (asked.plan, asked.agent, asked.terms):
+        raise FileFormatError(
+            f"{path}: the release ledger of agent {found.agent} under plan {found.plan}, not of "
+            f"agent {asked.agent} under plan {asked.plan} with its terms"
+        )
+
+
 LAST_STEP = 10**15  # that a ledger reserves: no plan has more
 STEPS_PER_BLOCK = 64  # the most that one durable write reserves, and so that a crash costs
 _BLOCKS_PER_PLAN = 50
@@ -285,11 +293,7 @@ class ReleaseLedger:
                     "end it, or close() its loader"
                 ) from None
             entry, page = parse_ledger(os.pread(descriptor, FILE_BYTES + 1, 0), path)
-            if (entry.plan, entry.agent, entry.terms) != (plan, agent, terms):
-                raise FileFormatError(
-                    f"{path}: the release ledger of agent {entry.agent} under plan {entry.plan}, "
-                    f"not of agent {agent} under plan {plan} with its terms"
-                )
+            _require_owner(path, entry, new)
             entry = replace(entry, precision=max(entry.precision, precision))
             ledger = cls(path, descriptor, entry, page)
             if continues:

@@ -269,8 +269,8 @@ def load_roster(path: Path) -> Roster:
         fields = build_fields(kinds, document, "the roster")
         entries: dict[str, dict[str, object]] = fields["agents"]
         numbers = [str(agent) for agent in range(len(entries))]
-        if fields["format"] != _FORMAT or set(entries) != set(numbers):
-            raise InvalidArgumentError(f"agents 0, 1, 2, … in the format {_FORMAT!r} were expected")
+        is_whole = fields["format"] == _FORMAT and set(entries) == set(numbers)
+        require(is_whole, "agents", f"0, 1, 2, … in the format {_FORMAT!r}", "others")
         listed = [usual | entries[number] for number in numbers]
         keys = [build(str, own.pop("public_key", None), "a public key") for own in listed]
         sites = (build(Site, own, f"agent {number}") for number, own in enumerate(listed))

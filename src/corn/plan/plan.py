@@ -55,9 +55,6 @@ from corn.version import __version__
 
 FloatType: TypeAlias = Literal["float32", "float64"]
 
-# The proof need not be the best one: a slightly lower bound is still a bound.
-_BOUND_ITERATIONS = 100
-_BOUND_TOLERANCE = 1e-6
 _CAP_SPREAD = 0.01  # relative, of caps that searches may find
 # A margin that grows fourfold from 10⁻¹⁴ is far beyond rounding long before the last attempt.
 _MAX_SCALINGS = 30
@@ -416,4 +413,4 @@ def _require_private(mechanism: MechanismName) -> None:
 def _prove_eavesdropper_bound(A: FloatArray) -> float:
     if not np.trace(A) > 0:
         return 0.0
-    return solve_dual(A, tolerance=_BOUND_TOLERANCE, max_iterations=_BOUND_ITERATIONS).lower_bound
+    return solve_dual(A).lower_bound
