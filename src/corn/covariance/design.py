@@ -1,4 +1,10 @@
-"""The entry point: a network, a budget and a mechanism make one certified design."""
+"""The entry point: a network, a budget and a mechanism make one certified design.
+
+Where every agent gets the exact sum of a step's releases, noise that cancels in the sum costs
+nothing, so it can be infinite: masks, uniform on the grid. What remains is private noise. With n
+agents of which q collude, variance θ = 1/((n − q) b) each is enough, because the honest agents'
+private noise adds up to 1/b. No arrangement of seeds does better (docs/theory.md, "Exact mixing").
+"""
 
 from __future__ import annotations
 
@@ -13,10 +19,10 @@ from numpy.typing import ArrayLike
 
 from corn.checks import FloatArray, as_square_matrix, as_symmetric_matrix, require, require_choice
 from corn.covariance.baselines import CovarianceRule, Decor, Ldp, OwnMechanism, Reference, ZeroSum
+from corn.covariance.coalitions import worst_precisions
 from corn.covariance.decomposition import Decomposition
 from corn.covariance.dual import design_groups
 from corn.covariance.insiders import solve_split
-from corn.covariance.masks import design_masks, least_variance
 from corn.covariance.objective import (
     GivenObjective,
     Objective,
@@ -27,7 +33,7 @@ from corn.covariance.objective import (
 )
 from corn.covariance.problem import Design, DesignProblem, MechanismName, conclude, expand_caps
 from corn.covariance.threat import DEFAULT_THREAT, EAVESDROPPER, SeedGroups, ThreatModel
-from corn.errors import FileFormatError, InvalidArgumentError
+from corn.errors import FileFormatError, InfeasibleError, InvalidArgumentError
 from corn.files import load_function
 from corn.privacy import PrivacyBudget
 from corn.topology import Network, load_network
@@ -292,6 +298,39 @@ def _design_for_sums(
         shares=noise,
         disagreement_ratio=0.0,
     )
+
+
+def design_masks(
+    precision_caps: FloatArray, seed_groups: SeedGroups, max_colluders: int
+) -> Decomposition:
+    """Return masks on these seeds and the least private noise that keeps the strictest cap.
+
+    For every coalition I of ``max_colluders`` agents, the masks of the other agents H make their
+    messages uniform given their sum, which has private noise of variance at least 1/min b. Raises
+    ``InfeasibleError`` unless the seeds that I does not know join all of H.
+    """
+    n = len(precision_caps)
+    cap = float(precision_caps.min())
+    # Rounded up, beyond the allowance of the check for its own rounding.
+    theta = (1 + 1e-14 * n) / ((n - max_colluders) * cap)
+    noise = Decomposition(np.full(n, theta), seed_groups, is_masked=True)
+    if not (worst_precisions(noise, max_colluders) <= precision_caps).all():
+        raise InfeasibleError(
+            f"seeds must join all agents that are left without any {max_colluders} of them, found "
+            f"{len(seed_groups)} seed groups that do not: use --seeds pairs or partners:K with a "
+            "larger K, or fewer insiders"
+        )
+    return noise
+
+
+def least_variance(num_agents: int, precision_cap: float, max_colluders: int) -> float:
+    """Return the least 1ᵀR1 of any noise on any seeds: n/((n − q) b).
+
+    Noise that a coalition does not know must have a sum of variance at least 1/b. A random
+    coalition does not know a seed group with probability at most (n − q)/n, so that on average it
+    does not know more than this part of 1ᵀR1.
+    """
+    return num_agents / ((num_agents - max_colluders) * precision_cap)
 
 
 def require_no_options(mechanism: Corn) -> None:

@@ -27,7 +27,7 @@ from corn.covariance import (
     read_mechanisms,
 )
 from corn.covariance.coalitions import worst_precisions
-from corn.covariance.masks import design_masks
+from corn.covariance.design import design_masks
 from corn.covariance.problem import weighting_gain
 from corn.covariance.threat import EAVESDROPPER
 from corn.errors import InvalidArgumentError

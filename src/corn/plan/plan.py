@@ -30,6 +30,8 @@ from corn.covariance import design as design_noise
 from corn.covariance.coalitions import worst_precisions
 from corn.covariance.design import (
     are_disjoint,
+    design_masks,
+    least_variance,
     needs_independent_noise,
     read_mechanism,
     read_objective,
@@ -37,7 +39,6 @@ from corn.covariance.design import (
 )
 from corn.covariance.dual import solve_dual
 from corn.covariance.insiders import certify
-from corn.covariance.masks import design_masks, least_variance
 from corn.covariance.objective import disagreement_ratio, energy_of_average
 from corn.covariance.problem import DesignProblem, weighting_gain
 from corn.covariance.threat import SeedGroups

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from corn.checks import FloatArray
-from corn.covariance.coalitions import coalition_precisions
+from corn.covariance.coalitions import check_connectivity, coalition_precisions, lists_coalitions
 from corn.covariance.decomposition import hidden_precision
-from corn.covariance.masks import check_connectivity, lists_coalitions
 from corn.errors import InfeasibleError
 from corn.noise.grid import bound_loss, choose_grid, count_parameters
 from corn.plan.plan import Plan, allowed_groups
