@@ -30,12 +30,10 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from corn.checks import require, require_count, require_in_range
-from corn.privacy import gaussian
 from corn.privacy.budget import (
     PROTECTED,
     Adjacency,
@@ -47,9 +45,8 @@ from corn.privacy.budget import (
 )
 from corn.privacy.floats import bound_reserve, set_aside
 from corn.privacy.rounding import round_up, write_exactly
-from corn.privacy.subsampling import allow_for_rounding, compose_phases
+from corn.privacy.subsampling import ROUNDING, Releases
 
-_ROUNDING = 2.0**-45
 _MAX_ROUNDS = 40
 _NUM_LEVELS = 80
 
@@ -171,41 +168,7 @@ def compose_expenses(
     return TotalLoss(epsilon, delta, unit, relation, against)
 
 
-@dataclass(frozen=True)
-class _Ideal:
-    """Releases of real numbers: a Gaussian part, and phases of Poisson sampling.
-
-    ``phases`` has (shift, sampling rate, number of steps) of each.
-    """
-
-    mu: float
-    phases: tuple[tuple[float, float, int], ...]
-    adjacency: Adjacency
-
-    @property
-    def _losses(self) -> Any:
-        return compose_phases(self.phases, self.adjacency, mu=self.mu)
-
-    def _allow(self, delta: float) -> float:
-        """Return what δ is raised by for rounding in the composition, with the Gaussian part."""
-        return allow_for_rounding(delta, 1 + sum(steps for _, _, steps in self.phases))
-
-    def epsilon(self, delta: float) -> float:
-        """Return an upper bound on ε(δ)."""
-        if not self.phases:
-            return gaussian.epsilon_from(self.mu, delta) if delta > 0 else math.inf
-        left = delta - self._allow(delta)
-        return float(self._losses.get_epsilon_for_delta(left)) if left > 0 else math.inf
-
-    def delta(self, epsilon: float) -> float:
-        """Return an upper bound on δ(ε)."""
-        if not self.phases:
-            return gaussian.delta_from(self.mu, epsilon) * (1 + _ROUNDING)
-        found = float(self._losses.get_delta_for_epsilon(epsilon))
-        return found + self._allow(found)
-
-
-def _idealise(expenses: Sequence[Expense], unit: Unit, adjacency: Adjacency) -> _Ideal:
+def _idealise(expenses: Sequence[Expense], unit: Unit, adjacency: Adjacency) -> Releases:
     """Return the mechanisms of several plans, as releases of real numbers."""
     square = 0.0
     phases = Counter[tuple[float, float]]()
@@ -222,7 +185,7 @@ def _idealise(expenses: Sequence[Expense], unit: Unit, adjacency: Adjacency) -> 
         sensitivity = query.contribution * (2 if is_doubled else 1)
         square += sensitivity * sensitivity * query.participations(count) * expense.precision
     listed = tuple((*phase, count) for phase, count in phases.items())
-    return _Ideal(math.sqrt(square) * (1 + _ROUNDING), listed, adjacency)
+    return Releases(math.sqrt(square) * (1 + ROUNDING), listed, adjacency)
 
 
 def _include_floats(
@@ -239,10 +202,10 @@ def _include_floats(
     at_once = _solve_at_once(
         lambda x: ideal.epsilon((delta - failure * (1 + math.exp(x + ratio))) * shrink)
     )
-    return (min(by_plan, at_once) + 2 * ratio) * (1 + _ROUNDING)
+    return (min(by_plan, at_once) + 2 * ratio) * (1 + ROUNDING)
 
 
-def _expose_failure(ideal: _Ideal, failure: float) -> float:
+def _expose_failure(ideal: Releases, failure: float) -> float:
     """Return δ″: the most that a failure of this probability has under a neighbouring data set."""
     levels = np.linspace(0, -math.log(failure), _NUM_LEVELS).tolist()
     return min(math.exp(level) * failure + ideal.delta(level) for level in levels)
