@@ -105,9 +105,8 @@ def are_disjoint(groups: SeedGroups) -> bool:
 def needs_independent_noise(groups: SeedGroups, num_agents: int, max_colluders: int) -> bool:
     """Return whether insiders leave no better noise than LDP, on these seeds and for any objective.
 
-    Where groups are disjoint, an insider knows all shared noise of the others in its group, who
-    need private noise of variance 1/b_i each; shared noise can then only add to Tr(A R). The same
-    holds where a coalition leaves one honest agent.
+    Where groups are disjoint, or one agent is left honest, an insider knows all noise that is
+    shared with an agent, which needs private noise of variance 1/b_i.
     """
     return max_colluders > 0 and (are_disjoint(groups) or num_agents - max_colluders < 2)
 

@@ -74,9 +74,8 @@ _CHUNK_ENTRIES = 4_000_000  # 32 MB of float64 for the matrices of a chunk
 def solve_split(problem: DesignProblem, seed_groups: SeedGroups) -> Design:
     """Minimise Tr(A R) over private and shared noise, so that all coalitions meet the caps.
 
-    The search stops at a relative gap of 1e-3, or of 1e-2 for pairs of 24 agents or more. After as
-    many evaluations as take minutes, or without progress, the noise is private all the same, and
-    its status says so. Above 1000 agents it is then typically a tenth above that of a full search.
+    The search stops at a relative gap of 1e-3, or of 1e-2 for pairs of 24 agents or more, or after
+    as many evaluations as take minutes: the noise is private all the same, and its status says so.
     """
     n = problem.num_agents
     q = problem.threat.max_colluders
@@ -293,10 +292,7 @@ def _find_uniform_noise(search: SplitSearch) -> Candidate:
 
 
 def _scale(problem: DesignProblem, seed_groups: SeedGroups, search: SplitSearch) -> Decomposition:
-    """Return the best candidate as a split, scaled until every coalition meets the caps.
-
-    The check of every coalition shares no code with the search.
-    """
+    """Return the best candidate as a split, scaled by an independent check of every coalition."""
     caps = problem.precision_caps
 
     def scale(factors: FloatArray) -> Decomposition:
@@ -384,8 +380,7 @@ def _relative_pressure(
 ) -> float:
     """Return the least t with Σ_I Y_I Y_Iᵀ ⪯ t A on every group and all private noise.
 
-    ``private`` and ``blocks`` are those of the sum. Σ (Y_I)_ii² / (t b) is then a lower bound.
-    Infinite where A is singular on a group.
+    ``private`` and ``blocks`` are those of the sum. Infinite where A is singular on a group.
     """
     with np.errstate(divide="ignore"):
         largest = float((private / diagonal).max())
@@ -537,8 +532,7 @@ class SplitSearch:
     def _revive(self, candidate: Candidate, pressure: Pressure) -> FloatArray:
         """Return the point with a little noise in directions that would help but have died out.
 
-        A factor's gradient vanishes with the factor, and that of log θ with θ, so noise near zero
-        cannot grow again by itself even where more of it would lower the value.
+        A factor's gradient vanishes with the factor, and that of log θ with θ.
         """
         size = _REVIVAL_SIZE * float(candidate.theta.mean())
         trace = self._trace(candidate)

@@ -280,9 +280,8 @@ def default_objective(
 
     Noise accumulates over a fifth of the run. The loss after training is flat in the length of the
     horizon between a fifteenth and a half of the run, and in the weight of disagreement between
-    0.03 and 0.3 if the run ends with a cool-down, so that a rule without tuning suffices. Momentum
-    lowers disagreement, which exact sums do not have. β averages about 1/(1 − β) releases: here a
-    sixth of the run, and 33 steps at most. Models follow gradients by so much later.
+    0.03 and 0.3 if the run ends with a cool-down. Momentum lowers disagreement, which exact sums do
+    not have. β averages about 1/(1 − β) releases: a sixth of the run, and 33 steps at most.
 
     >>> default_objective(5000)
     Horizon(length=1000.0, disagreement_weight=0.1, momentum=0.97)

@@ -48,9 +48,8 @@ class DesignProblem:
     """Minimise Tr(A R) over R ≻ 0 with [R⁻¹]_ii ≤ b_i: Problem (13) of the paper, for any A ⪰ 0.
 
     Solvers know one cap for all. With t_i = √(min b/b_i) and R = T R' T the problem is the same one
-    for T A T: Tr(A R) = Tr(T A T R'), and [R⁻¹]_ii = [R'⁻¹]_ii b_i/min b ≤ b_i where R' keeps the
-    strictest cap for every agent. So solvers minimise ``scaled_objective``, in units where the
-    strictest cap is 1, and ``rescale`` what they find. Bounds carry over with the values.
+    for T A T, where R' keeps the strictest cap for every agent. So solvers minimise
+    ``scaled_objective``, in units where that cap is 1, and ``rescale`` what they find.
 
     Attributes:
         objective_matrix: A, shape (n, n).

@@ -15,9 +15,8 @@ from functools import lru_cache
 from typing import Any, final
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from corn.checks import FloatArray, as_symmetric_matrix, require, require_in_range, require_length
+from corn.checks import FloatArray, require, require_in_range, require_length
 from corn.covariance.decomposition import Decomposition
 from corn.errors import InvalidArgumentError
 from corn.noise.keys import Secret
@@ -30,38 +29,13 @@ _LEAST_PIVOT = 0.01
 _TOLERANCE = 1e-12
 
 
-def factor_covariance(covariance: ArrayLike) -> FloatArray:
+def factor_covariance(R: FloatArray) -> FloatArray:
     """Return F, shape (m, streams), with F Fᵀ equal to a positive semidefinite (m, m) matrix.
 
-    It is a Cholesky factor in an order that keeps it sparse where the covariance is, with as many
-    streams as the rank. An entry of F Fᵀ differs from R_ij by at most m·10⁻¹²·√(R_ii R_jj).
+    It is a Cholesky factor that is sparse where the covariance is, with as many streams as the
+    rank: each turn eliminates the agent with the fewest remaining links. An entry of F Fᵀ differs
+    from R_ij by at most m·10⁻¹²·√(R_ii R_jj).
     """
-    R = as_symmetric_matrix(covariance, name="covariance")
-    factor = _eliminate(R)
-    # The factor is checked, not the input: an indefinite matrix has no factor, whatever the reason.
-    scale = np.sqrt(np.maximum(np.diag(R), 0))
-    error = np.abs(factor @ factor.T - R)
-    if (error > len(R) * _TOLERANCE * np.outer(scale, scale)).any():
-        raise InvalidArgumentError("covariance must be positive semidefinite: found no factor")
-    return factor
-
-
-def choose_factors(decomposition: Decomposition) -> Decomposition:
-    """Return the same private noise and seed groups, with factors that need fewer streams.
-
-    Each group keeps its members and its covariance. Done once, where the plan is made: the members
-    of a group must all draw with the same factor, to the last bit.
-    """
-    # One stream is as few as can be.
-    chosen = (
-        factor if factor.shape[1] == 1 else factor_covariance(factor @ factor.T)
-        for factor in decomposition.factors
-    )
-    return Decomposition(decomposition.private_variance, decomposition.seed_groups, tuple(chosen))
-
-
-def _eliminate(R: FloatArray) -> FloatArray:
-    """Return a Cholesky factor; each turn eliminates the agent with the fewest remaining links."""
     # Relative to the variances, so that agents with little noise are factored as accurately.
     rest = R.copy()
     variance = np.maximum(np.diag(R), np.finfo(float).tiny)
@@ -84,6 +58,20 @@ def _eliminate(R: FloatArray) -> FloatArray:
         rest[np.ix_(members, members)] -= np.outer(column[members], column[members])
         # Exactly zero, despite rounding errors of the subtraction: nobody is eliminated twice.
         rest[pivot] = rest[:, pivot] = 0.0
+
+
+def choose_factors(decomposition: Decomposition) -> Decomposition:
+    """Return the same private noise and seed groups, with factors that need fewer streams.
+
+    Each group keeps its members and its covariance. Done once, where the plan is made: the members
+    of a group must all draw with the same factor, to the last bit.
+    """
+    # One stream is as few as can be.
+    chosen = (
+        factor if factor.shape[1] == 1 else factor_covariance(factor @ factor.T)
+        for factor in decomposition.factors
+    )
+    return Decomposition(decomposition.private_variance, decomposition.seed_groups, tuple(chosen))
 
 
 def draw_share(

@@ -20,7 +20,6 @@ from corn.covariance import (
     GivenObjective,
     Horizon,
     MechanismName,
-    Objective,
     ThreatModel,
 )
 from corn.covariance.threat import SeedGroups
@@ -194,7 +193,11 @@ def _decode(content: object) -> Plan:
     # differently.
     fields = build_fields(hints, content, "content")
     fields["network"] = _decode_network(fields["network"])
-    fields["objective"] = _decode_objective(fields["objective"])
+    objective = fields["objective"]
+    parts = dict(objective) if isinstance(objective, dict) else {}
+    kind = parts.pop("kind", None)
+    require_choice("kind of objective", kind, _OBJECTIVES)
+    fields["objective"] = build(_OBJECTIVES[kind], parts, "objective")
     fields["decomposition"] = _decode_decomposition(fields["decomposition"])
     return Plan(**fields)
 
@@ -283,11 +286,3 @@ def _require_moderate(content: object) -> None:
         require_count("the number of seed groups", len(find(*names)), least=0, most=most)
     for row in find("certificate", "multipliers"):
         require_length("multipliers", len(row) if isinstance(row, list) else n, n, per="agent")
-
-
-def _decode_objective(data: object) -> Objective:
-    parts = dict(data) if isinstance(data, dict) else {}
-    kind = parts.pop("kind", None)
-    require_choice("kind of objective", kind, _OBJECTIVES)
-    objective: Objective = build(_OBJECTIVES[kind], parts, "objective")
-    return objective

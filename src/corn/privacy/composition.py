@@ -14,14 +14,9 @@ twice its contribution (under Poisson sampling: two opposite shifts).
 
 **Adversary.** The total holds against as many insiders as every plan covers.
 
-**Floats.** Releases of a plan are (ε₁, δ′)-close to ideal ones (``corn.privacy.floats``). If the
-ideal releases of all plans are (ε₀, δ₀)-private, the computed ones are (ε₀ + 2Σε₁, δ)-private with
-
-    δ = e^Σε₁ δ₀ + Σδ′ (1 + e^(ε₀ + Σε₁))      all plans at once, as for a single plan, or
-    δ = e^Σε₁ (δ₀ + Σδ″) + Σδ′                 plan by plan.
-
-δ″ bounds the ideal probability under one data set of outcomes of a plan that have probability δ′
-under its neighbour: it is e^x δ′ + δ(x) for any x, with the plan's own δ(x) (``docs/floats.md``).
+**Floats.** Releases of a plan are (ε₁, δ′)-close to ideal ones (``corn.privacy.floats``). The total
+is the smaller one of two bounds on all computed releases, at once and plan by plan
+(``docs/floats.md``).
 """
 
 from __future__ import annotations

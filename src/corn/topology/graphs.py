@@ -112,8 +112,6 @@ def look_up_agents(
 
     In a text they are separated by commas, and a name with a comma is in double quotes.
 
-    >>> look_up_agents(["north", "south"], ["south", 0])
-    [1, 0]
     >>> look_up_agents(["north", "Hill, south", "2"], '2, "Hill, south"')
     [2, 1]
     """
