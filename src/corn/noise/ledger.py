@@ -9,7 +9,7 @@ their orders and a digest of the data: see :meth:`ReleaseLedger.make_choices`.
 
 **The file** has two pages of text with checksums. Each is an entry, the whole state of the ledger.
 An entry is written to one page and then to the other: the second write begins when the first is on
-the disk. So one of them is always whole, and neither can be put back to an earlier one unnoticed. Hence
+the disk. So one of them is always whole, and neither can be put back to an earlier one unnoticed:
 
 - entries k and k + 1, or one page unreadable: a crash came between or during the two writes, and
   the newest entry is taken. No release was made under an entry that is not on both;

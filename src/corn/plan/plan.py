@@ -44,8 +44,16 @@ from corn.covariance.problem import DesignProblem, weighting_gain
 from corn.covariance.threat import SeedGroups
 from corn.errors import InfeasibleError
 from corn.noise import choose_factors
-from corn.noise.grid import bound_loss, check_grid, choose_grid, count_parameters, require_provable
-from corn.noise.masks import MaskBits, bound_sum, choose_bits
+from corn.noise.masks import (
+    MaskBits,
+    bound_loss,
+    bound_sum,
+    check_grid,
+    choose_bits,
+    choose_grid,
+    count_parameters,
+    require_provable,
+)
 from corn.privacy import PrivacyBudget, account_precision, gaussian
 from corn.privacy.accounting import group_agents
 from corn.privacy.floats import FloatLoss, set_aside

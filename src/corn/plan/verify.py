@@ -12,7 +12,7 @@ from corn.checks import FloatArray
 from corn.covariance.coalitions import check_connectivity, coalition_precisions, lists_coalitions
 from corn.covariance.decomposition import hidden_precision
 from corn.errors import InfeasibleError
-from corn.noise.grid import bound_loss, choose_grid, count_parameters
+from corn.noise.masks import bound_loss, choose_grid, count_parameters
 from corn.plan.plan import Plan, allowed_groups
 from corn.privacy.floats import account_floats, find_promise
 from corn.privacy.rounding import round_bound_down, round_up, write_exactly
