@@ -109,7 +109,6 @@ class Reference:
             precision_caps=problem.precision_caps,
             value=value,
             lower_bound=value,
-            iterations=0,
         )
 
 
@@ -121,8 +120,8 @@ def _search_family(
     has_own, found = problem.threat.seeds == EAVESDROPPER.seeds, repr(problem.threat.seeds)
     require(has_own, "seeds", f"left to the mechanism {mechanism.name!r}", found)
     problem = replace(problem, max_noise_std=mechanism.max_noise_std)
-    R, evaluations = _search_covariance(problem, laplacian)
-    return _conclude(problem, R, mechanism.name, "search", evaluations)
+    R = _search_covariance(problem, laplacian)
+    return _conclude(problem, R, mechanism.name, "search")
 
 
 def _refuse_insiders(threat: ThreatModel, mechanism: str) -> None:
@@ -137,7 +136,6 @@ def _conclude(
     covariance: FloatArray,
     mechanism: MechanismName,
     solver: SolverName,
-    evaluations: int = 1,
 ) -> Design:
     """Return the design, with the bound of the dual: the best of *all* covariances."""
     # Insiders only ask for more noise, so the bound against an eavesdropper holds for any threat.
@@ -148,13 +146,12 @@ def _conclude(
         mechanism=mechanism,
         solver=solver,
         lower_bound=best.lower_bound / problem.strictest_cap,
-        iterations=evaluations,
         status="family optimum",
     )
 
 
-def _search_covariance(problem: DesignProblem, laplacian: FloatArray) -> tuple[FloatArray, int]:
-    """Return the best c·(I + r L) under the caps and noise limits, and how many r were tried.
+def _search_covariance(problem: DesignProblem, laplacian: FloatArray) -> FloatArray:
+    """Return the best c·(I + r L) under the caps and noise limits.
 
     The scale c follows from r: [(I + r L)⁻¹]_ii of each agent follows from the eigenvalues of L.
     """
@@ -179,17 +176,15 @@ def _search_covariance(problem: DesignProblem, laplacian: FloatArray) -> tuple[F
 
     # The value can have several minima: look everywhere first, then zoom in on the best.
     grid = _GRID
-    evaluations = len(grid)
     for _ in range(_ZOOMS):
         best = int(np.argmin(find_values(np.exp(grid))))
         low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
         grid = np.linspace(low, high, _ZOOM_GRID)
-        evaluations += len(grid)
     # r = 0 is LDP at the strictest cap, which is always within the family and any noise limit.
     ratios = np.append(np.exp(grid), 0.0)
     ratio = ratios[[int(np.argmin(find_values(ratios)))]]
     scale = float(find_scales(ratio)[0])
-    return np.asarray(scale * (np.eye(len(laplacian)) + float(ratio[0]) * laplacian)), evaluations
+    return np.asarray(scale * (np.eye(len(laplacian)) + float(ratio[0]) * laplacian))
 
 
 CovarianceRule: TypeAlias = Callable[[DesignProblem], ArrayLike]

@@ -292,7 +292,6 @@ def _design_for_sums(
         precision_caps=caps,
         value=energy * noise.total_variance,
         lower_bound=min(bound, energy * noise.total_variance),
-        iterations=0,
         threat=threat,
         shares=noise,
         disagreement_ratio=0.0,

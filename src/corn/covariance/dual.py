@@ -76,7 +76,9 @@ def design_groups(problem: DesignProblem, groups: SeedGroups) -> Design:
         if not np.trace(A[inside]) > 0:
             continue
         block = replace(problem, objective_matrix=A[inside], precision_caps=caps[group])
-        solution = solve_dual(block.scaled_objective)
+        solution = solve_dual(
+            block.scaled_objective, tolerance=TOLERANCE, max_iterations=MAX_ITERATIONS
+        )
         found, is_limited = _recover_covariance(block, solution)
         # Solvers and ``conclude`` work in units of the strictest cap, here of the block.
         R[inside] = block.rescale(found) * (problem.strictest_cap / block.strictest_cap)

@@ -21,9 +21,6 @@ A_{H_k} for every group and every agent's private noise,
 
 the second step by Cauchy and Schwarz. Near the optimum Y_I = (R^(I))⁻¹ Λ_I^{1/2}, Λ = w/x, makes it
 tight.
-
-**All coalitions** are evaluated by one inverse each, and where pairs share seeds in large networks
-by low-rank updates of one inverse.
 """
 
 from __future__ import annotations
@@ -266,9 +263,8 @@ def _search(
 def affordable_evaluations(num_agents: int, max_colluders: int = 1) -> int:
     """Return how many evaluations take minutes: n³ operations each, n⁴ against two insiders."""
     # Evaluations of a full search, which takes minutes up to so many agents, and the fewest of all.
-    most, agents, least, power = 500, 1000, 40, 3
-    if max_colluders > 1:
-        most, agents, least, power = 83, 200, 20, 4
+    two = (83, 200, 20, 4)
+    most, agents, least, power = two if max_colluders > 1 else (500, 1000, 40, 3)
     return min(most, max(least, int(most * (agents / num_agents) ** power)))
 
 

@@ -246,9 +246,8 @@ def check_momentum(momentum: float) -> None:
 def momentum_gain(contraction: ArrayLike, momentum: float) -> FloatArray:
     """Return the energy that momentum leaves in modes x ← a x + m, over that without momentum.
 
-    ``contraction`` has the numbers a of each mode. The impulse response of the mode with momentum β
-    is (1 − β) times that of 1/((1 − az)(1 − βz)), whose energy is
-    (1 − (aβ)²)/((1 − a²)(1 − β²)(1 − aβ)²).
+    ``contraction`` has the numbers a of each mode. The impulse response with momentum β is (1 − β)
+    times that of 1/((1 − az)(1 − βz)), of energy (1 − (aβ)²)/((1 − a²)(1 − β²)(1 − aβ)²).
     """
     ab = np.asarray(contraction) * momentum
     share = (1 - momentum) / (1 + momentum)

@@ -146,7 +146,7 @@ class Design:
         lower_bound: a certified lower bound on Tr(A R) over every covariance under the caps, no
             limit on its noise; for the seed groups and coalitions of the threat, if it has any.
             Equal to the value for references.
-        iterations: eigendecompositions or evaluations that the solver took.
+        iterations: eigendecompositions or evaluations of CorN's solvers; 0 for all others.
         threat: the adversary that the cap holds against; see ``adversary`` for references.
         shares: the split of the noise, where the design chose it; see ``decomposition``.
         multipliers: the proof of the lower bound against insiders, shape (coalitions, n); see
@@ -170,7 +170,7 @@ class Design:
     precision_caps: FloatArray
     value: float
     lower_bound: float
-    iterations: int
+    iterations: int = 0
     threat: ThreatModel = EAVESDROPPER
     shares: Decomposition | None = None
     multipliers: FloatArray | None = None

@@ -135,11 +135,9 @@ def choose_partners(graph: Graph, num_partners: int) -> list[tuple[int, int]]:
     """Return pairs that are not linked: up to ``num_partners`` for each agent, half of them close.
 
     Noise that is shared with close agents cancels after few mixing steps, and noise that is shared
-    with any others survives an insider in the neighbourhood. So half of the partners are the
-    nearest ones, in hops, and half are anywhere: each cycle through all agents in a random order
-    gives everyone two. The choice comes from SHA-256 of public numbers, so that everybody makes the
-    same one with any version of any library. It need not be secret, because every coalition is
-    checked whatever the pairs are.
+    with any others survives an insider in the neighbourhood. The choice comes from SHA-256 of
+    public numbers, so that everybody makes the same one with any version of any library. It need
+    not be secret, because every coalition is checked whatever the pairs are.
     """
     n = len(graph)
     if num_partners >= n - 1:

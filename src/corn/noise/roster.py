@@ -203,9 +203,8 @@ def pin_roster(roster: Roster, key: Path) -> None:
 def rotate_key(folder: Path, agent: int) -> Roster:
     """Replace an agent's key in a folder and its roster, and return the roster.
 
-    The new key keeps the record of the plans that the old one was used with: their releases count
-    as before. The old key is kept under another name, as noise of earlier runs was drawn with it.
-    After a crash, call it again: it completes what was begun.
+    The new key keeps the record of plans, whose releases count as before. The old key, by which
+    noise was drawn, gets another name. After a crash, call it again: it completes what was begun.
     """
     path = folder / f"agent-{agent}.key"
     roster_path = folder / "roster.json"

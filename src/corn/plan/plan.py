@@ -285,6 +285,8 @@ def make_plan(
         network = load_network(network)
     if threat is None:
         threat = mechanism.default_threat if network.num_agents > 1 else EAVESDROPPER
+    if cooldown_steps is None:
+        cooldown_steps = choose_cooldown(network, budget.num_steps)
     target = read_objective(objective, network, budget.num_steps)
     caps = set_aside(budget).precision_caps(network.num_agents)
     if network.mixing == "sum" and isinstance(mechanism, Corn):
@@ -310,16 +312,13 @@ def make_plan(
         decomposition=shares,
         certificate=certificate,
         grid=choose_grid(shares, caps),
-        cooldown_steps=(
-            choose_cooldown(network, budget.num_steps) if cooldown_steps is None else cooldown_steps
-        ),
+        cooldown_steps=cooldown_steps,
         dtype=dtype,
         corn_version=__version__,
     )
     # A plan for which not even one parameter is proved would be refused by every agent.
     plan.check_parameters(1)
-    # The claim is the bound that this plan proves, not the one of the solver, whose noise was then
-    # scaled and split.
+    # The bound that this plan proves, and not that of the solver, whose noise was then scaled.
     value = plan.noise_energy
     claim = replace(certificate, value=value, lower_bound=min(plan.prove_lower_bound(), value))
     return replace(plan, certificate=claim)

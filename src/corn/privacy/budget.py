@@ -502,8 +502,6 @@ def fit_sampling(
     the largest rate decides how much noise all agents add. Passes are counted for each agent; sizes
     within 2 % of each other count as the least.
 
-    >>> fit_sampling([80, 120], 10, "poisson")
-    (0.1, None)
     >>> fit_sampling([1000, 1020], 10, "passes"), fit_sampling([1000, 1021], 10, "passes")
     ((None, 1000), (None, (1000, 1021)))
     """

@@ -233,8 +233,7 @@ def find_tree(graph: Graph) -> SpanningTree:
 def _find_centre(graph: Graph) -> int:
     """Return an agent from which the farthest one is as near as a few searches show.
 
-    Each search begins at the agent that is farthest from the best candidate so far, whose distance
-    to all such agents is the least.
+    Each begins at the agent that is farthest from the best candidate so far.
     """
     farthest: dict[int, int] = dict.fromkeys(graph, 0)
     best = candidate = min(graph)
@@ -270,9 +269,6 @@ def list_connections(graph: Graph, accepts: Sequence[bool]) -> list[tuple[int, i
     """Return a pair for each link: the agent that connects, and the one that accepts.
 
     An ``InfeasibleError`` lists all links of which neither end accepts.
-
-    >>> list_connections(nx.star_graph(3), [False, True, True, True])
-    [(0, 1), (0, 2), (0, 3)]
     """
     links = sorted({(min(link), max(link)) for link in graph.edges})
     closed = [link for link in links if not any(accepts[end] for end in link)]
