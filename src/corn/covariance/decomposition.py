@@ -214,20 +214,14 @@ def split_pairs(covariance: FloatArray) -> Decomposition:
 
 @dataclass(frozen=True, eq=False)
 class Exposure:
-    """The privacy that ``honest`` agents keep against a coalition, in this order."""
+    """The privacy loss of honest agents, given by numbers or names, against a coalition."""
 
-    coalition: tuple[int, ...]
-    honest: tuple[int, ...]
+    honest: tuple[Any, ...]
     loss: PrivacyLoss
-    names: tuple[str, ...] = ()
 
     def epsilon(self, delta: float) -> dict[Any, float]:
-        """Return each honest agent's exact ε at this δ, by name if names were given.
-
-        It is ∞ where no noise hides the agent.
-        """
-        agents = [self.names[agent] if self.names else agent for agent in self.honest]
-        return dict(zip(agents, self.loss.epsilon(delta).tolist(), strict=True))
+        """Return each honest agent's exact ε at this δ; ∞ where no noise hides the agent."""
+        return dict(zip(self.honest, self.loss.epsilon(delta).tolist(), strict=True))
 
 
 def expose(
@@ -255,7 +249,7 @@ def expose(
     members = tuple(sorted(look_up_agents(known, coalition, argument="coalition")))
     honest, precision = hidden_precision(decomposition, members)
     loss = account_precision(precision, query, num_steps=num_steps)
-    return Exposure(members, honest, loss, tuple(names))
+    return Exposure(tuple(names[agent] for agent in honest) if names else honest, loss)
 
 
 def masked_precision(decomposition: Decomposition, coalition: Collection[int]) -> FloatArray:

@@ -394,7 +394,8 @@ class SimulationSource(NoiseSource):
     """
 
     def __init__(self, seed: int) -> None:
-        self._seed = _check_seed(seed)
+        _check_seed(seed)
+        self._seed = seed
         self._bits = np.random.SFC64(0)
         self._generator = np.random.Generator(self._bits)
 
@@ -416,9 +417,9 @@ class SimulationSource(NoiseSource):
         # first, which NumPy's own seeding avoids by discarding some.
         data = encode_fields(prefix, first)
         digest = hashlib.blake2b(data, digest_size=32, person=_PERSON).digest()
-        words = {"state": np.frombuffer(digest, dtype="<u8").astype(np.uint64)}
-        none = {"has_uint32": 0, "uinteger": 0}
-        self._bits.state = {"bit_generator": "SFC64", "state": words, **none}
+        words = np.frombuffer(digest, dtype="<u8").astype(np.uint64)
+        state: Any = {"bit_generator": "SFC64", "state": {"state": words}}
+        self._bits.state = {**state, "has_uint32": 0, "uinteger": 0}
 
 
 def simulated_keys(decomposition: Decomposition, *, seed: int) -> dict[Owner, Secret]:
@@ -431,8 +432,7 @@ def simulated_keys(decomposition: Decomposition, *, seed: int) -> dict[Owner, Se
     return keys
 
 
-def _check_seed(seed: int) -> int:
+def _check_seed(seed: int) -> None:
     # Bytes are refused in particular: they would be key material, which this source must not get.
     is_integer = isinstance(seed, int) and not isinstance(seed, bool)
     require(is_integer, "seed", "an integer", type(seed).__name__)
-    return seed

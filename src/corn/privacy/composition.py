@@ -190,20 +190,18 @@ def _include_floats(
     ideal = _idealise(expenses, unit, adjacency)
     reserves = [bound_reserve(expense.terms.budget) for expense in expenses]
     ratio, failure = (math.fsum(part) for part in zip(*reserves, strict=True))
-    singles = (_idealise([expense], unit, adjacency) for expense in expenses)
-    exposed = [_expose_failure(k, own) for k, (_, own) in zip(singles, reserves, strict=True)]
+    # δ″ of each plan: the most that its failure δ′ has under a neighbouring data set.
+    exposed = []
+    for expense, (_, own) in zip(expenses, reserves, strict=True):
+        single = _idealise([expense], unit, adjacency)
+        levels = np.linspace(0, -math.log(own), _NUM_LEVELS).tolist()
+        exposed.append(min(math.exp(level) * own + single.delta(level) for level in levels))
     shrink = math.exp(-ratio)
     by_plan = ideal.epsilon((delta - failure) * shrink - math.fsum(exposed))
     at_once = _solve_at_once(
         lambda x: ideal.epsilon((delta - failure * (1 + math.exp(x + ratio))) * shrink)
     )
     return (min(by_plan, at_once) + 2 * ratio) * (1 + ROUNDING)
-
-
-def _expose_failure(ideal: Releases, failure: float) -> float:
-    """Return δ″: the most that a failure of this probability has under a neighbouring data set."""
-    levels = np.linspace(0, -math.log(failure), _NUM_LEVELS).tolist()
-    return min(math.exp(level) * failure + ideal.delta(level) for level in levels)
 
 
 def _solve_at_once(epsilon_at: Callable[[float], float]) -> float:

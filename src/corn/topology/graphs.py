@@ -116,14 +116,10 @@ def look_up_agents(
     [2, 1]
     """
     if isinstance(given, str):
-        text = given
-        try:
-            given = next(csv.reader([text], skipinitialspace=True), [])
-        except csv.Error as error:
-            raise InvalidArgumentError(
-                f"{argument} must be one line of agents with commas between them, found "
-                f"{quote(text)}"
-            ) from error
+        # Names have printable characters only, and the reader accepts one line only.
+        rule = "one line of agents with commas between them"
+        require(given.isprintable(), argument, rule, quote(given))
+        given = next(csv.reader([given], skipinitialspace=True), [])
     places = {_normalise(name): agent for agent, name in enumerate(names)}
     # A name that is a number is the agent's own.
     places |= {str(agent): agent for agent in range(len(names))}
