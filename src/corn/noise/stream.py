@@ -418,8 +418,9 @@ class SimulationSource(NoiseSource):
         data = encode_fields(prefix, first)
         digest = hashlib.blake2b(data, digest_size=32, person=_PERSON).digest()
         words = np.frombuffer(digest, dtype="<u8").astype(np.uint64)
-        state: Any = {"bit_generator": "SFC64", "state": {"state": words}}
-        self._bits.state = {**state, "has_uint32": 0, "uinteger": 0}
+        none = {"has_uint32": 0, "uinteger": 0}
+        state: Any = {"bit_generator": "SFC64", "state": {"state": words}, **none}
+        self._bits.state = state
 
 
 def simulated_keys(decomposition: Decomposition, *, seed: int) -> dict[Owner, Secret]:

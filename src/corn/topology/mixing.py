@@ -147,7 +147,11 @@ class Spectrum:
 
 
 def spectrum(mixing_matrix: FloatArray) -> Spectrum:
-    """Return the spectrum of a symmetric mixing matrix."""
+    """Return the spectrum of a symmetric mixing matrix.
+
+    >>> spectrum(np.full((4, 4), 0.25)).mixing_time
+    1
+    """
     W = as_square_matrix(mixing_matrix, name="mixing_matrix")
     second = float(np.abs(np.linalg.eigvalsh(W - 1 / len(W))).max())
     # Exactly one or zero for what is so up to rounding: 1 means no mixing.
