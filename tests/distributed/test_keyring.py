@@ -197,5 +197,5 @@ def test_an_agent_is_found_by_its_name_in_the_roster(tmp_path: Path) -> None:
     make_keys(tmp_path, 3, ("Oslo", "Rome", "Kyiv"))
     assert load_credentials(str(tmp_path), "Rome", 3).agent == 1
     assert load_credentials(tmp_path, "2", 3).agent == 2
-    with pytest.raises(InvalidArgumentError, match="is it Rome"):
+    with pytest.raises(InvalidArgumentError, match="names are Oslo, Rome, Kyiv"):
         load_credentials(tmp_path, "Rom", 3)
