@@ -52,7 +52,7 @@ from corn.learn.simulation import Simulation
 from corn.learn.step import compute_gradients
 from corn.learn.tasks import LinearClassifier, Task
 from corn.noise import SecureSource, simulated_keys
-from corn.noise.shares import list_terms
+from corn.noise.stream import list_terms
 from corn.privacy import PrivacyBudget
 from corn.report.figures import save_figure
 from corn.topology import Network, load_network

@@ -9,11 +9,7 @@ import pytest
 
 from corn.covariance import Decomposition
 from corn.covariance import coalitions as bounds
-from corn.covariance.coalitions import (
-    CoalitionUpdates,
-    coalition_precisions,
-    worst_precisions,
-)
+from corn.covariance.coalitions import CoalitionUpdates, coalition_precisions, worst_precisions
 from corn.covariance.decomposition import hidden_precision
 from corn.errors import InvalidArgumentError
 from tests.covariance.coalition_check import exact_worst_precision

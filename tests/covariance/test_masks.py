@@ -11,16 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corn import PrivacyBudget, design, load_network, make_plan
-from corn.covariance import Decomposition, ThreatModel, masks
-from corn.covariance.coalitions import worst_precisions
-from corn.covariance.decomposition import hidden_precision, masked_precision
-from corn.covariance.masks import (
+from corn.covariance import Decomposition, ThreatModel, coalitions
+from corn.covariance.coalitions import (
     bound_second_eigenvalue,
     check_connectivity,
-    design_masks,
     has_connectivity,
-    least_variance,
+    worst_precisions,
 )
+from corn.covariance.decomposition import hidden_precision, masked_precision
+from corn.covariance.design import design_masks, least_variance
 from corn.errors import InfeasibleError, InvalidArgumentError
 from corn.plan import verify_plan
 
@@ -118,7 +117,7 @@ def test_connectivity_by_flows_agrees_with_removing_every_coalition(
 def test_lanczos_bounds_the_second_eigenvalue_from_below(
     graph: nx.Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(masks, "_MOST_DENSE", 10)
+    monkeypatch.setattr(coalitions, "_MOST_DENSE", 10)
     true = np.linalg.eigvalsh(nx.laplacian_matrix(graph).toarray().astype(float))[1]
     for _ in range(5):
         bound = bound_second_eigenvalue(pairs_of(graph), len(graph))

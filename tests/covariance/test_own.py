@@ -139,11 +139,7 @@ def test_files_and_functions(tmp_path: Path) -> None:
     ],
 )
 def test_broken_sources_are_named(
-    spec: str,
-    content: bytes | None,
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    spec: str, content: bytes | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     name = spec.partition("=")[2].partition(":")[0]

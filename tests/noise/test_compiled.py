@@ -67,14 +67,7 @@ def test_the_known_bits_are_those_of_numpy() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "sum_blocks",
-        "write_half_step",
-        "write_message",
-        "write_average",
-        "sum_squares",
-    ],
+    "name", ["sum_blocks", "write_half_step", "write_message", "write_average", "sum_squares"]
 )
 def test_code_with_other_bits_is_not_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def miss_one(*given: NDArray[Any], **options: bool) -> None:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from corn.checks import FloatArray
 from corn.covariance.decomposition import Decomposition
-from corn.errors import InvalidArgumentError
 from corn.noise import choose_factors, factor_covariance
 
 
@@ -71,22 +70,6 @@ def test_trees_have_factors_without_fill() -> None:
             F = factor_covariance(R)
             assert_factor_of(F, R)
             assert np.count_nonzero(F) <= 2 * graph.number_of_edges() + 1
-
-
-@pytest.mark.parametrize(
-    "matrix",
-    [[[1.0, 2.0], [2.0, 1.0]], [[-1.0]], [[0.0, 1.0], [1.0, 0.0]], [[0.0, 1.0], [1.0, 9.0]]],
-)
-def test_indefinite_matrices_are_refused(matrix: list[list[float]]) -> None:
-    with pytest.raises(InvalidArgumentError, match="positive semidefinite"):
-        factor_covariance(matrix)
-
-
-def test_asymmetric_and_infinite_matrices_are_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="symmetric"):
-        factor_covariance([[1.0, 0.5], [0.0, 1.0]])
-    with pytest.raises(InvalidArgumentError, match="finite"):
-        factor_covariance([[np.nan]])
 
 
 def test_chosen_factors_keep_the_covariance() -> None:

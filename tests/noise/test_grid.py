@@ -14,7 +14,7 @@ from corn.covariance import ThreatModel
 from corn.covariance.decomposition import Decomposition
 from corn.errors import InfeasibleError, InvalidArgumentError
 from corn.noise import Owner, SecureSource, StreamAddress, draw_share, simulated_keys
-from corn.noise.grid import (
+from corn.noise.masks import (
     VARIANCE_SHARE,
     _bound_errors,
     bound_loss,

@@ -14,11 +14,7 @@ from corn.noise import (
     record_use,
     save_identity,
 )
-from corn.noise.ledger import (
-    find_agents,
-    is_open,
-    ledger_path,
-)
+from corn.noise.ledger import find_agents, is_open, ledger_path
 from corn.privacy import PrivacyBudget
 from corn.privacy.composition import Expense, PlanTerms, compose_expenses
 

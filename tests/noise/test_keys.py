@@ -66,12 +66,7 @@ def test_another_agents_identity_is_refused() -> None:
 
 def keys_of(agent: int, groups: Any, *, plan: bytes = PLAN, **seeds: Any) -> dict[Owner, Secret]:
     return agent_keys(
-        IDENTITIES[agent],
-        agent,
-        seed_groups=groups,
-        roster=ROSTER,
-        plan_fingerprint=plan,
-        **seeds,
+        IDENTITIES[agent], agent, seed_groups=groups, roster=ROSTER, plan_fingerprint=plan, **seeds
     )
 
 

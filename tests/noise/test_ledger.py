@@ -494,7 +494,7 @@ def test_a_ledger_states_the_terms_and_the_worst_noise_of_all_runs(tmp_path: Pat
 def test_other_terms_under_the_same_plan_are_refused(tmp_path: Path) -> None:
     open_ledger(tmp_path / "ledger").close()
     for terms in (make_terms(adjacency="add-remove"), make_terms(201)):
-        with pytest.raises(FileFormatError, match="but under other terms"):
+        with pytest.raises(FileFormatError, match="with its terms"):
             open_ledger(tmp_path / "ledger", terms=terms)
 
 

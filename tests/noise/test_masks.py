@@ -14,14 +14,14 @@ import scipy.stats
 from corn import PrivacyBudget
 from corn.checks import FloatArray
 from corn.covariance.decomposition import Decomposition
-from corn.covariance.masks import design_masks
+from corn.covariance.design import design_masks
 from corn.covariance.threat import SeedGroups
 from corn.errors import InvalidArgumentError
 from corn.noise import Owner, Secret, SecureSource
-from corn.noise.grid import bound_offset_loss
 from corn.noise.masks import (
     MaskBits,
     MaskWords,
+    bound_offset_loss,
     bound_sum,
     choose_bits,
     draw_offset,

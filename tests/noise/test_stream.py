@@ -16,14 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corn.errors import InvalidArgumentError
-from corn.noise import (
-    NoiseSource,
-    Owner,
-    Secret,
-    SecureSource,
-    SimulationSource,
-    StreamAddress,
-)
+from corn.noise import NoiseSource, Owner, Secret, SecureSource, SimulationSource, StreamAddress
 from corn.noise.stream import decode_fields, encode_fields, start_keystream
 from tests.noise.test_normals import exact_block
 
@@ -40,10 +33,7 @@ KNOWN_DIGEST = "64b4dc39acf6f2e33e781dfe6cb218bf4b2984c439845515fda6c16069c74b16
 
 
 def draw(
-    source: NoiseSource,
-    address: StreamAddress = ADDRESS,
-    stop: int = 64,
-    dtype: Any = np.float64,
+    source: NoiseSource, address: StreamAddress = ADDRESS, stop: int = 64, dtype: Any = np.float64
 ) -> Any:
     out = np.empty(stop, dtype)
     source.fill(out, address)

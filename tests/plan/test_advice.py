@@ -82,7 +82,11 @@ def test_a_proposal_keeps_its_promise() -> None:
     assert proposal.central_ratio == pytest.approx(6 / 5)
     chosen, best = proposal.prospect, min(own.excess for own in proposal.prospects)
     assert chosen.excess <= 1.11 * best
-    cheaper = [own for own in proposal.prospects if own.work < chosen.work]
+    cheaper = [
+        own
+        for own in proposal.prospects
+        if own.batch_size * own.num_steps < chosen.batch_size * chosen.num_steps
+    ]
     assert all(own.excess > 1.1 * best for own in cheaper)
     by_agent = propose(network, replace(scale, unit="agent", clip=0.1), threat=ThreatModel(0))
     assert by_agent.budget.batch_size is None

@@ -15,13 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from corn import Horizon, PrivacyBudget, ThreatModel, load_network
-from corn.covariance import (
-    DEFAULT_THREAT,
-    Corn,
-    Decomposition,
-    FiniteRun,
-    ObjectiveLike,
-)
+from corn.covariance import DEFAULT_THREAT, Corn, Decomposition, FiniteRun, ObjectiveLike
 from corn.errors import CornError, FileFormatError, InfeasibleError, InvalidArgumentError
 from corn.noise import SecureSource, draw_all_shares, simulated_keys
 from corn.plan import Plan, fingerprint, load_plan, make_plan, save_plan, verify_plan
@@ -84,8 +78,7 @@ def test_the_default_threat_is_one_insider_with_pair_seeds(plan: Plan) -> None:
     ids=["horizon", "finite run", "matrix", "function of rank two"],
 )
 @pytest.mark.parametrize(
-    "threat",
-    [ThreatModel(0, "global"), ThreatModel(0, ((0, 1, 2),)), ThreatModel(2, "pairs")],
+    "threat", [ThreatModel(0, "global"), ThreatModel(0, ((0, 1, 2),)), ThreatModel(2, "pairs")]
 )
 def test_plans_round_trip_through_their_file(
     tmp_path: Path, objective: ObjectiveLike, threat: ThreatModel
@@ -295,9 +288,7 @@ def test_mechanism_and_threat_must_match_the_noise(plan: Plan) -> None:
 
 def test_too_many_coalitions_are_refused_at_once() -> None:
     made = make_plan(
-        load_network("ring:30", mixing="gossip"),
-        BUDGET,
-        threat=ThreatModel(0, "edges"),
+        load_network("ring:30", mixing="gossip"), BUDGET, threat=ThreatModel(0, "edges")
     )
     forged = dataclasses.replace(made, threat=ThreatModel(10, "edges"))
     with pytest.raises(InvalidArgumentError, match="30,045,015 coalitions of 10"):

@@ -9,7 +9,7 @@ import pytest
 
 from corn.covariance import EAVESDROPPER, MechanismName, ThreatModel
 from corn.errors import FileFormatError, InvalidArgumentError
-from corn.noise.grid import bound_loss, choose_grid
+from corn.noise.masks import bound_loss, choose_grid
 from corn.plan import Plan, fingerprint, load_plan, make_plan, save_plan, verify_plan
 from corn.privacy import PrivacyBudget, subsampling
 from corn.privacy.floats import set_aside

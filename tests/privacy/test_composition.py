@@ -13,13 +13,7 @@ from scipy.special import ndtr, ndtri
 
 from corn.errors import InvalidArgumentError
 from corn.privacy import PrivacyBudget, gaussian
-from corn.privacy.composition import (
-    Expense,
-    PlanTerms,
-    TotalLoss,
-    common_unit,
-    compose_expenses,
-)
+from corn.privacy.composition import Expense, PlanTerms, TotalLoss, common_unit, compose_expenses
 from corn.privacy.floats import bound_reserve, set_aside
 
 DELTA = 1e-5

@@ -11,10 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corn.errors import InvalidArgumentError
-from corn.privacy import (
-    PrivacyBudget,
-    account_promises,
-)
+from corn.privacy import PrivacyBudget, account_promises
 from corn.privacy.floats import FloatLoss, account_floats, find_promise, set_aside
 
 BASE: dict[str, Any] = {"num_steps": 1000, "clip": 0.1}
@@ -23,10 +20,7 @@ NAMES = ["north", "south", "east"]
 SIZES = (200, 200, 200, 400)
 
 
-@given(
-    epsilons=st.lists(st.floats(0.01, 30), min_size=1, max_size=6),
-    data=st.data(),
-)
+@given(epsilons=st.lists(st.floats(0.01, 30), min_size=1, max_size=6), data=st.data())
 def test_each_agent_gets_the_cap_of_its_own_budget(
     epsilons: list[float], data: st.DataObject
 ) -> None:

@@ -64,7 +64,7 @@ def test_one_step_agrees_with_a_search_over_events(
 ) -> None:
     query = sample_query(rate, adjacency)
     precision = 1 / (query.contribution * noise) ** 2
-    found = subsampling.bound_delta(precision, epsilon, num_steps=1, query=query)
+    found = subsampling.repeat_steps(precision, 1, query).delta(epsilon)
     exact = one_step_delta(noise, rate, epsilon, adjacency)
     assert exact * (1 - 1e-9) <= found <= exact * (1 + 1e-4)
 
@@ -74,7 +74,7 @@ def test_many_steps_and_a_small_delta_stay_on_the_private_side() -> None:
     query, num_steps, delta = sample_query(1 - 1e-13, "add-remove"), 10_000, 2e-11
     mu = gaussian.mu_from(1, delta)
     precision = mu * mu / num_steps / query.sensitivity**2
-    assert subsampling.bound_epsilon(precision, delta, num_steps=num_steps, query=query) >= 1
+    assert subsampling.repeat_steps(precision, num_steps, query).epsilon(delta) >= 1
     with pytest.raises(InvalidArgumentError, match=r"delta must be in \[1e-08, "):
         subsampling.require_meaningful(1e-9, num_steps=10**6, query=query)
 
@@ -83,7 +83,7 @@ def test_many_steps_and_a_small_delta_stay_on_the_private_side() -> None:
 def test_sampling_nearly_everyone_is_the_gaussian_mechanism(adjacency: Adjacency) -> None:
     query = sample_query(1 - 1e-9, adjacency)
     precision = 1.0 / (query.sensitivity**2 * 20)
-    found = subsampling.bound_epsilon(precision, 1e-5, num_steps=20, query=query)
+    found = subsampling.repeat_steps(precision, 20, query).epsilon(1e-5)
     exact = gaussian.epsilon_from(1.0, 1e-5)
     assert exact <= found <= exact * (1 + 1e-3)
 
@@ -95,7 +95,7 @@ def test_agrees_with_the_accountant_of_dp_accounting() -> None:
     event = accounting.PoissonSampledDpEvent(0.02, accounting.GaussianDpEvent(1.1))
     theirs = pld.PLDAccountant().compose(event, 2000).get_epsilon(1e-5)
     precision = 1 / (query.contribution * 1.1) ** 2
-    ours = subsampling.bound_epsilon(precision, 1e-5, num_steps=2000, query=query)
+    ours = subsampling.repeat_steps(precision, 2000, query).epsilon(1e-5)
     assert ours == pytest.approx(theirs, rel=1e-3)
 
 
@@ -134,13 +134,13 @@ def test_a_coarser_grid_overstates_epsilon(monkeypatch: pytest.MonkeyPatch) -> N
     for discretisation in (0.01, 0.1, 0.5):
         monkeypatch.setattr(subsampling, "DISCRETISATION", discretisation)
         subsampling.compose_phases.cache_clear()
-        spent.append(subsampling.bound_epsilon(1e5, 1e-5, num_steps=500, query=query))
+        spent.append(subsampling.repeat_steps(1e5, 500, query).epsilon(1e-5))
     subsampling.compose_phases.cache_clear()
     assert spent[0] <= spent[1] <= spent[2] <= spent[0] * 1.1
 
 
 def test_a_target_that_no_noise_reaches_is_infeasible(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subsampling, "bound_epsilon", lambda *_, **__: math.inf)
+    monkeypatch.setattr(subsampling.Releases, "epsilon", lambda *_: math.inf)
     with pytest.raises(InfeasibleError):
         subsampling.calibrate_precision(1.0, 1e-5, num_steps=100, query=sample_query(0.05))
 
@@ -148,24 +148,20 @@ def test_a_target_that_no_noise_reaches_is_infeasible(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("adjacency", ["replace", "add-remove"])
 @pytest.mark.parametrize(("epsilon", "rate", "steps"), [(1.0, 0.05, 500), (1.0, 0.001, 10_000)])
 def test_calibration_evaluates_the_bound_once(
-    monkeypatch: pytest.MonkeyPatch,
-    adjacency: Adjacency,
-    epsilon: float,
-    rate: float,
-    steps: int,
+    monkeypatch: pytest.MonkeyPatch, adjacency: Adjacency, epsilon: float, rate: float, steps: int
 ) -> None:
     evaluations = []
+    bound = subsampling.Releases.epsilon
 
-    def count(*args: Any, **options: Any) -> float:
-        evaluations.append(args)
-        return bound(*args, **options)
+    def count(releases: subsampling.Releases, delta: float) -> float:
+        evaluations.append(releases)
+        return bound(releases, delta)
 
-    bound = subsampling.bound_epsilon
-    monkeypatch.setattr(subsampling, "bound_epsilon", count)
+    monkeypatch.setattr(subsampling.Releases, "epsilon", count)
     query = ClippedQuery(1.0, unit="sample", adjacency=adjacency, batch_size=10, sampling_rate=rate)
     found = subsampling.calibrate_precision(epsilon, 1e-5, num_steps=steps, query=query)
     assert len(evaluations) == 1
-    spent = bound(found, 1e-5, num_steps=steps, query=query)
+    spent = bound(subsampling.repeat_steps(found, steps, query), 1e-5)
     assert epsilon * (1 - 6e-4) <= spent <= epsilon
 
 
@@ -214,7 +210,7 @@ def test_two_steps_agree_with_an_integral(
 ) -> None:
     query = sample_query(rate, adjacency)
     precision = (shift / query.contribution) ** 2
-    found = subsampling.bound_delta(precision, epsilon, num_steps=2, query=query)
+    found = subsampling.repeat_steps(precision, 2, query).delta(epsilon)
     exact = max(
         loss_distribution.two_steps_delta(epsilon, shift, rate, way)
         for way in directions(adjacency)
@@ -255,8 +251,7 @@ def measure_lost(
 
 
 @pytest.mark.skipif(
-    bool(np.finfo(np.longdouble).eps > 1e-18),
-    reason="needs floats wider than 64 bits",
+    bool(np.finfo(np.longdouble).eps > 1e-18), reason="needs floats wider than 64 bits"
 )
 @pytest.mark.parametrize("adjacency", ["replace", "add-remove"])
 @pytest.mark.parametrize("rate", [0.01, 0.3, 0.95])

@@ -11,7 +11,7 @@ from corn.topology import list_connections, load_network, opens_link
 @pytest.mark.parametrize("graph", ["ring:5", "star:6", "er:n=12,p=0.4,seed=1", "path:2"])
 def test_where_all_accept_the_higher_number_connects_to_the_lower_one(graph: str) -> None:
     network = load_network(graph, mixing="gossip")
-    opened = list_connections(network.graph)
+    opened = list_connections(network.graph, [True] * network.num_agents)
     assert all(high > low for high, low in opened)
     assert {frozenset(pair) for pair in opened} == {frozenset(e) for e in network.graph.edges}
 

@@ -43,13 +43,7 @@ def test_named_agents_are_numbered_in_order(tmp_path: Path) -> None:
     assert [name_of(network.graph, i) for i in range(3)] == ["oslo", "bergen", "turku"]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "a%20b 1\n1 2\n2 a%20b\n",
-        "\ufeff0 1\n1 2\n2 0\n",
-    ],
-)
+@pytest.mark.parametrize("text", ["a%20b 1\n1 2\n2 a%20b\n", "\ufeff0 1\n1 2\n2 0\n"])
 def test_edge_lists_of_other_programs_are_read(tmp_path: Path, text: str) -> None:
     """Names without blanks, and a byte-order mark."""
     assert load_network(write(tmp_path / "g.edges", text)).graph.number_of_edges() == 3

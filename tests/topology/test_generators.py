@@ -4,7 +4,8 @@ import networkx as nx
 import pytest
 
 from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
-from corn.topology import GENERATORS, GraphSpec, check_graph
+from corn.topology import GraphSpec, check_graph
+from corn.topology.graphs import GENERATORS
 
 EXAMPLES = [
     "er:n=20,p=0.3,seed=1",

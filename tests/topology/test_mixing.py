@@ -7,13 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corn.errors import InvalidArgumentError
-from corn.topology import (
-    Graph,
-    GraphSpec,
-    graph_of,
-    load_network,
-    spectrum,
-)
+from corn.topology import Graph, GraphSpec, graph_of, load_network, spectrum
 
 from .test_generators import EXAMPLES
 

@@ -35,8 +35,7 @@ from corn.learn.tasks import ModuleTask
 from corn.noise import Identity, Owner, Roster, Secret, SecureSource, agent_keys, agree_on_nonce
 from corn.noise.choices import SecretChoices
 from corn.noise.masks import SIGNED, WORDS, MaskWords, draw_offset, list_masks
-from corn.noise.shares import list_terms
-from corn.noise.stream import encode_fields
+from corn.noise.stream import encode_fields, list_terms
 from corn.plan import Plan, fingerprint
 from corn.privacy import ClippedQuery
 

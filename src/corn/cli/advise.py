@@ -81,8 +81,8 @@ def advise(
     with working("comparing settings"):
         threat = usual if colluders is None else ThreatModel(colluders)
         proposal = propose(network, scale, threat=threat)
-    commands = _write_commands(proposal, network.source, task, largest=max(sizes))
-    _print(proposal, network, commands, sizes, as_json=json)
+    commands = _write_commands(scale, proposal, network.source, task, largest=max(sizes))
+    _print(scale, proposal, network, threat, commands, sizes, as_json=json)
     if task is None and parameters is None:
         # The number of parameters decides how much noise a step has.
         print_note(
@@ -91,18 +91,13 @@ def advise(
         )
 
 
-def _write_commands(proposal: Proposal, graph: str, task: str | None, *, largest: int) -> list[str]:
+def _write_commands(
+    scale: TrainingScale, proposal: Proposal, graph: str, task: str | None, *, largest: int
+) -> list[str]:
     """Return commands that run as they are; those that train need a built-in task."""
-    scale = proposal.scale
     prospect = proposal.prospect
-    promise: list[object] = [
-        "--graph",
-        graph,
-        "--unit",
-        scale.unit,
-        "--epsilon",
-        write_exactly(scale.epsilon),
-    ]
+    promise: list[object] = ["--graph", graph, "--unit", scale.unit]
+    promise += ["--epsilon", write_exactly(scale.epsilon)]
     promise += ["--delta", write_exactly(scale.delta), "--steps", prospect.num_steps]
     promise += ["--clip", write_exactly(scale.clip)]
     # For the agent unit the batch size does not affect privacy, and corn plan refuses it.
@@ -131,14 +126,15 @@ def _round(step_size: float) -> float:
 
 
 def _print(
+    scale: TrainingScale,
     proposal: Proposal,
     network: Network,
+    threat: ThreatModel,
     commands: Sequence[str],
     sizes: Sequence[int],
     *,
     as_json: bool,
 ) -> None:
-    scale = proposal.scale
     prospect = proposal.prospect
     budget = proposal.budget
     facts = {
@@ -148,7 +144,7 @@ def _print(
         "expected_batches": [prospect.batch_size * size / scale.samples for size in sizes],
         "num_parameters": scale.num_parameters,
         "promise": budget.describe(),
-        "adversary": proposal.threat.describe(),
+        "adversary": threat.describe(),
         "clip": scale.clip,
         "batch_size": prospect.batch_size,
         "sampling": budget.sampling,

@@ -1,8 +1,4 @@
-"""The mechanisms that CorN is compared with, each as good as its family allows.
-
-One of them, `OwnMechanism`, has a covariance of the user's own. Only its shape counts: it is scaled
-to the precision caps and checked like every other design.
-"""
+"""The mechanisms that CorN is compared with, each as good as its family allows, and users' own."""
 
 from __future__ import annotations
 
@@ -20,7 +16,6 @@ from corn.covariance.decomposition import Decomposition
 from corn.covariance.dual import solve_dual
 from corn.covariance.problem import Design, DesignProblem, MechanismName, SolverName, conclude
 from corn.covariance.threat import DEFAULT_THREAT, EAVESDROPPER, ThreatModel
-from corn.errors import InvalidArgumentError
 
 # Of log r: from LDP to noise that cancels but for rounding, in steps of 0.25 at first. Each zoom
 # keeps two steps and divides them by 20, so eight zooms end at 10⁻⁹.
@@ -114,7 +109,6 @@ class Reference:
             precision_caps=problem.precision_caps,
             value=value,
             lower_bound=value,
-            iterations=0,
         )
 
 
@@ -122,27 +116,19 @@ def _search_family(
     mechanism: Decor | ZeroSum, problem: DesignProblem, laplacian: FloatArray
 ) -> Design:
     """Return the best c·(I + r L), or raise for a threat that it does not hold against."""
-    name = mechanism.name
-    _refuse_insiders(problem.threat, name)
-    if problem.threat.seeds != EAVESDROPPER.seeds:
-        raise InvalidArgumentError(
-            f"seeds apply to mechanism 'corn', while {name!r} has seeds of its own, found "
-            f"{problem.threat.seeds!r}: leave seeds to the mechanism"
-        )
+    _refuse_insiders(problem.threat, mechanism.name)
+    has_own, found = problem.threat.seeds == EAVESDROPPER.seeds, repr(problem.threat.seeds)
+    require(has_own, "seeds", f"left to the mechanism {mechanism.name!r}", found)
     problem = replace(problem, max_noise_std=mechanism.max_noise_std)
-    R, evaluations = _search_covariance(problem, laplacian)
-    return _conclude(problem, R, name, "search", evaluations)
+    R = _search_covariance(problem, laplacian)
+    return _conclude(problem, R, mechanism.name, "search")
 
 
 def _refuse_insiders(threat: ThreatModel, mechanism: str) -> None:
     """Raise for insiders: they know all shared noise of a mechanism with one seed, or of pairs."""
-    require(
-        threat.max_colluders == 0,
-        "max_colluders",
-        f"0 for mechanism {mechanism!r}, which holds against an eavesdropper only",
-        threat.max_colluders,
-        advice="use 'corn' or 'ldp', or ask for no insiders (ThreatModel(0), --colluders 0)",
-    )
+    rule = f"0 for mechanism {mechanism!r}, which holds against an eavesdropper only"
+    advice = "use 'corn' or 'ldp', or ask for no insiders (ThreatModel(0), --colluders 0)"
+    require(threat.max_colluders == 0, "max_colluders", rule, threat.max_colluders, advice=advice)
 
 
 def _conclude(
@@ -150,7 +136,6 @@ def _conclude(
     covariance: FloatArray,
     mechanism: MechanismName,
     solver: SolverName,
-    evaluations: int = 1,
 ) -> Design:
     """Return the design, with the bound of the dual: the best of *all* covariances."""
     # Insiders only ask for more noise, so the bound against an eavesdropper holds for any threat.
@@ -161,13 +146,12 @@ def _conclude(
         mechanism=mechanism,
         solver=solver,
         lower_bound=best.lower_bound / problem.strictest_cap,
-        iterations=evaluations,
         status="family optimum",
     )
 
 
-def _search_covariance(problem: DesignProblem, laplacian: FloatArray) -> tuple[FloatArray, int]:
-    """Return the best c·(I + r L) under the caps and noise limits, and how many r were tried.
+def _search_covariance(problem: DesignProblem, laplacian: FloatArray) -> FloatArray:
+    """Return the best c·(I + r L) under the caps and noise limits.
 
     The scale c follows from r: [(I + r L)⁻¹]_ii of each agent follows from the eigenvalues of L.
     """
@@ -192,17 +176,15 @@ def _search_covariance(problem: DesignProblem, laplacian: FloatArray) -> tuple[F
 
     # The value can have several minima: look everywhere first, then zoom in on the best.
     grid = _GRID
-    evaluations = len(grid)
     for _ in range(_ZOOMS):
         best = int(np.argmin(find_values(np.exp(grid))))
         low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
         grid = np.linspace(low, high, _ZOOM_GRID)
-        evaluations += len(grid)
     # r = 0 is LDP at the strictest cap, which is always within the family and any noise limit.
     ratios = np.append(np.exp(grid), 0.0)
     ratio = ratios[[int(np.argmin(find_values(ratios)))]]
     scale = float(find_scales(ratio)[0])
-    return np.asarray(scale * (np.eye(len(laplacian)) + float(ratio[0]) * laplacian)), evaluations
+    return np.asarray(scale * (np.eye(len(laplacian)) + float(ratio[0]) * laplacian))
 
 
 CovarianceRule: TypeAlias = Callable[[DesignProblem], ArrayLike]
@@ -214,9 +196,8 @@ CovarianceRule: TypeAlias = Callable[[DesignProblem], ArrayLike]
 class OwnMechanism:
     """Noise with a covariance R of the user's own, or of a function of a design problem.
 
-    R of shape (n, n) is scaled to the privacy budget. All agents draw the noise from one seed that
-    they share, so it holds against an eavesdropper only. A diagonal covariance needs no seed and
-    holds against insiders too. ``label`` is the name of the mechanism in tables.
+    All agents draw it from one seed, so it holds against an eavesdropper only. A diagonal R needs
+    no seed and holds against insiders too. ``label`` is the name of the mechanism in tables.
     """
 
     covariance: ArrayLike | CovarianceRule
@@ -229,14 +210,9 @@ class OwnMechanism:
         given: Any = self.covariance
         if callable(given):
             # Of copies: the user's function must not change the problem.
-            given = given(
-                replace(
-                    problem,
-                    objective_matrix=problem.objective_matrix.copy(),
-                    precision_caps=problem.precision_caps.copy(),
-                    mixing_matrix=np.array(problem.mixing_matrix),
-                )
-            )
+            names = ("objective_matrix", "precision_caps", "mixing_matrix")
+            copies: Any = {name: np.array(getattr(problem, name)) for name in names}
+            given = given(replace(problem, **copies))
         n = problem.num_agents
         of = f"covariance of {self.label!r}"
         R = as_symmetric_matrix(given, name=of)

@@ -17,22 +17,28 @@ With Y ≈ S⁻¹ computed once, Δ = I − S Y, and y = Y u, u = e_i + B_I q fo
 
 and q that solves (I − B_Iᵀ Y B_I) q = B_Iᵀ Y e_i (Woodbury) makes ρ vanish but for rounding. A
 coalition that knows k streams costs n k². All rounding errors are bounded and added.
+
+Under masks on seeds of pairs the connectivity of the graph of seeds is bounded instead.
 """
 
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Iterator
 from itertools import combinations
 
+import networkx as nx
 import numpy as np
+import scipy.linalg
 import scipy.sparse
 
 from corn.checks import FloatArray, IntArray
 from corn.covariance.decomposition import Decomposition, hidden_precision
-from corn.covariance.masks import lists_coalitions, worst_masked_precision
 from corn.covariance.problem import invert_definite
+from corn.covariance.threat import SeedGroups
 from corn.errors import InvalidArgumentError
+from corn.topology.mixing import adjacency
 
 # All of them must be checked for a guarantee, so the count bounds the time of every verification.
 _MAX_COALITIONS = 200_000
@@ -207,3 +213,100 @@ def scale_streams(
 def _rounding(num_terms: int) -> float:
     """Return the relative error of a sum of so many products."""
     return num_terms * _UNIT / (1 - num_terms * _UNIT)
+
+
+_MOST_LISTED = 20_000
+_MOST_AGENTS_LISTED = 40
+_MOST_DENSE = 2000  # agents: an eigendecomposition takes a second
+_LANCZOS_STEPS = 120
+_FAILURE = 1e-15  # the probability that the bound of a Lanczos iteration is wrong
+_ROUNDING = 1e-9  # relative, far beyond the rounding of either method
+
+
+def worst_masked_precision(noise: Decomposition, max_colluders: int) -> FloatArray:
+    """Return a bound on each agent's largest precision over coalitions too many to list.
+
+    It is infinite unless the connectivity of the seeds is proved to be sufficient.
+    """
+    n = noise.num_agents
+    if not has_connectivity(noise, max_colluders):
+        return np.full(n, math.inf)
+    # Any coalition learns the sum of all honest agents alone; that of those with most private noise
+    # leaves the least.
+    left = np.sort(noise.private_variance)[: n - max_colluders]
+    return np.full(n, float(1 / left.sum()) * (1 + 2 * (n + 2) * 2.0**-52))
+
+
+def lists_coalitions(noise: Decomposition, max_colluders: int) -> bool:
+    """Return whether all coalitions are checked one by one: in small networks, and for groups.
+
+    For seeds of pairs in larger networks, the connectivity of the graph of seeds is bounded.
+    """
+    is_few = math.comb(noise.num_agents, max_colluders) <= _MOST_LISTED
+    is_small = noise.num_agents <= _MOST_AGENTS_LISTED
+    return is_few and (is_small or any(len(group) != 2 for group in noise.seed_groups))
+
+
+def has_connectivity(noise: Decomposition, max_colluders: int) -> bool:
+    """Return whether seeds of pairs are proved to stay connected without any q agents."""
+    n, groups = noise.num_agents, noise.seed_groups
+    if any(len(group) != 2 for group in groups):
+        return False
+    # Of all pairs, whoever is left is joined. The connectivity of a graph that is not complete is
+    # at least its second eigenvalue (Fiedler 1973).
+    return len(groups) == math.comb(n, 2) or bound_second_eigenvalue(groups, n) > max_colluders
+
+
+def check_connectivity(noise: Decomposition, max_colluders: int) -> bool:
+    """Return whether seeds of pairs stay connected without any q agents, by paths between them.
+
+    It shares no code with :func:`has_connectivity`: the smallest set of agents that separates two
+    others is found by maximum flows (Menger's theorem).
+    """
+    graph = nx.empty_graph(noise.num_agents)
+    graph.add_edges_from(noise.seed_groups)
+    return int(nx.node_connectivity(graph)) > max_colluders
+
+
+def bound_second_eigenvalue(pairs: SeedGroups, num_agents: int) -> float:
+    """Return a lower bound on λ₂ of the Laplacian of a graph on agents 0 … n−1.
+
+    Above 2000 agents a Lanczos iteration from a random start bounds it. The bound is wrong with a
+    probability of at most 10⁻¹⁵ over the start, whatever the graph is (Kuczyński and Woźniakowski
+    1992, Theorem 3.2).
+    """
+    A = adjacency(pairs, num_agents)
+    L = scipy.sparse.csr_array(scipy.sparse.diags_array(A.sum(axis=1)) - A)
+    largest = 2 * float(L.diagonal().max(initial=0))  # at least λ_n, by Gershgorin
+    if num_agents <= _MOST_DENSE:
+        return float(scipy.linalg.eigvalsh(L.toarray())[1]) - _ROUNDING * largest
+    # The largest eigenvalue of c − L among vectors that sum to zero is c − λ₂.
+    found = _lanczos(L, largest)
+    root = math.log(1.648 * math.sqrt(num_agents) / _FAILURE) / (2 * _LANCZOS_STEPS - 1)
+    return largest - found * (1 + _ROUNDING) / (1 - root**2)
+
+
+def _lanczos(L: scipy.sparse.csr_array, shift: float) -> float:
+    """Return the largest Ritz value of shift − L among vectors of sum zero."""
+    n = L.shape[0]
+    # New randomness in each call, so that nobody can make a graph for which the start is bad.
+    q = np.random.default_rng(secrets.randbits(128)).standard_normal(n)
+    q -= q.mean()
+    q /= np.linalg.norm(q)
+    before = np.zeros(n)
+    beta = 0.0
+    alphas, betas = [], []
+    for _ in range(_LANCZOS_STEPS):
+        v = shift * q - L @ q - beta * before
+        alphas.append(float(q @ v))
+        v -= alphas[-1] * q
+        v -= v.mean()
+        beta = float(np.linalg.norm(v))
+        betas.append(beta)
+        # An invariant subspace: all eigenvalues that the start can reach are found.
+        if beta < _ROUNDING * shift:
+            break
+        before = q
+        q = v / beta
+    values = scipy.linalg.eigh_tridiagonal(alphas, betas[: len(alphas) - 1], eigvals_only=True)
+    return float(values.max())

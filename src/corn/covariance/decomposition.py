@@ -71,7 +71,13 @@ class Decomposition:
         object.__setattr__(self, "private_variance", theta)
         self._check_groups()
         if not self.is_masked:
-            factors = tuple(map(_check_factor, self.seed_groups, factors))
+            factors = tuple(np.array(factor, dtype=np.float64) for factor in factors)
+        for group, factor in zip(self.seed_groups, factors, strict=True):
+            has_rows = factor.ndim == 2 and len(factor) == len(group)
+            is_valid = has_rows and bool((abs(factor) < _LARGEST).all())
+            rule, found = "finite with a row per member", f"shape {factor.shape}"
+            require(is_valid, f"the factor of group {group}", rule, found)
+            factor.setflags(write=False)
         object.__setattr__(self, "factors", factors)
 
     @property
@@ -112,11 +118,6 @@ class Decomposition:
 
         A coalition knows the seed of every group it touches. Only the rows of honest agents have a
         meaning: a member also knows its own private noise, which stays on the diagonal here.
-
-        >>> pair = np.array([[1.0], [-1.0]])
-        >>> shares = Decomposition(np.ones(3), ((0, 1), (1, 2)), (pair, pair))
-        >>> shares.hidden_from([2]).tolist()
-        [[2.0, -1.0, 0.0], [-1.0, 2.0, 0.0], [0.0, 0.0, 1.0]]
         """
         members = set(coalition)
         self._check_coalition(members)
@@ -170,16 +171,6 @@ class Decomposition:
         require(found is None, "seed groups", rule, found)
 
 
-def _check_factor(group: tuple[int, ...], factor: FloatArray) -> FloatArray:
-    checked = np.array(factor, dtype=np.float64)
-    has_rows = checked.ndim == 2 and len(checked) == len(group)
-    rule = "finite with a row per member"
-    is_valid = has_rows and bool((abs(checked) < _LARGEST).all())
-    require(is_valid, f"the factor of group {group}", rule, f"shape {checked.shape}")
-    checked.setflags(write=False)
-    return checked
-
-
 def split_blocks(
     covariance: FloatArray, seed_groups: SeedGroups, *, precision_caps: FloatArray
 ) -> Decomposition:
@@ -223,20 +214,14 @@ def split_pairs(covariance: FloatArray) -> Decomposition:
 
 @dataclass(frozen=True, eq=False)
 class Exposure:
-    """The privacy that honest agents keep against a coalition, in the order of ``honest``."""
+    """The privacy loss of honest agents, given by numbers or names, against a coalition."""
 
-    coalition: tuple[int, ...]
-    honest: tuple[int, ...]
+    honest: tuple[Any, ...]
     loss: PrivacyLoss
-    names: tuple[str, ...] = ()
 
     def epsilon(self, delta: float) -> dict[Any, float]:
-        """Return each honest agent's exact ε at this δ, by name if names were given.
-
-        It is ∞ where no noise hides the agent.
-        """
-        agents = [self.names[agent] if self.names else agent for agent in self.honest]
-        return dict(zip(agents, self.loss.epsilon(delta).tolist(), strict=True))
+        """Return each honest agent's exact ε at this δ; ∞ where no noise hides the agent."""
+        return dict(zip(self.honest, self.loss.epsilon(delta).tolist(), strict=True))
 
 
 def expose(
@@ -264,7 +249,7 @@ def expose(
     members = tuple(sorted(look_up_agents(known, coalition, argument="coalition")))
     honest, precision = hidden_precision(decomposition, members)
     loss = account_precision(precision, query, num_steps=num_steps)
-    return Exposure(members, honest, loss, tuple(names))
+    return Exposure(tuple(names[agent] for agent in honest) if names else honest, loss)
 
 
 def masked_precision(decomposition: Decomposition, coalition: Collection[int]) -> FloatArray:

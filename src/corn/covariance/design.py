@@ -1,4 +1,10 @@
-"""The entry point: a network, a budget and a mechanism make one certified design."""
+"""The entry point: a network, a budget and a mechanism make one certified design.
+
+Where every agent gets the exact sum of a step's releases, noise that cancels in the sum costs
+nothing, so it can be infinite: masks, uniform on the grid. What remains is private noise. With n
+agents of which q collude, variance θ = 1/((n − q) b) each is enough, because the honest agents'
+private noise adds up to 1/b. No arrangement of seeds does better (docs/theory.md, "Exact mixing").
+"""
 
 from __future__ import annotations
 
@@ -11,25 +17,12 @@ import networkx as nx
 import numpy as np
 from numpy.typing import ArrayLike
 
-from corn.checks import (
-    FloatArray,
-    as_square_matrix,
-    as_symmetric_matrix,
-    require,
-    require_choice,
-)
-from corn.covariance.baselines import (
-    CovarianceRule,
-    Decor,
-    Ldp,
-    OwnMechanism,
-    Reference,
-    ZeroSum,
-)
+from corn.checks import FloatArray, as_square_matrix, as_symmetric_matrix, require, require_choice
+from corn.covariance.baselines import CovarianceRule, Decor, Ldp, OwnMechanism, Reference, ZeroSum
+from corn.covariance.coalitions import worst_precisions
 from corn.covariance.decomposition import Decomposition
 from corn.covariance.dual import design_groups
 from corn.covariance.insiders import solve_split
-from corn.covariance.masks import design_masks, least_variance
 from corn.covariance.objective import (
     GivenObjective,
     Objective,
@@ -40,7 +33,7 @@ from corn.covariance.objective import (
 )
 from corn.covariance.problem import Design, DesignProblem, MechanismName, conclude, expand_caps
 from corn.covariance.threat import DEFAULT_THREAT, EAVESDROPPER, SeedGroups, ThreatModel
-from corn.errors import FileFormatError, InvalidArgumentError
+from corn.errors import FileFormatError, InfeasibleError, InvalidArgumentError
 from corn.files import load_function
 from corn.privacy import PrivacyBudget
 from corn.topology import Network, load_network
@@ -112,9 +105,8 @@ def are_disjoint(groups: SeedGroups) -> bool:
 def needs_independent_noise(groups: SeedGroups, num_agents: int, max_colluders: int) -> bool:
     """Return whether insiders leave no better noise than LDP, on these seeds and for any objective.
 
-    Where groups are disjoint, an insider knows all shared noise of the others in its group, who
-    need private noise of variance 1/b_i each; shared noise can then only add to Tr(A R). The same
-    holds where a coalition leaves one honest agent.
+    Where groups are disjoint, or one agent is left honest, an insider knows all noise that is
+    shared with an agent, which needs private noise of variance 1/b_i.
     """
     return max_colluders > 0 and (are_disjoint(groups) or num_agents - max_colluders < 2)
 
@@ -170,7 +162,10 @@ def read_mechanisms(
     require(len(given) > 0, "mechanism", "at least one", "none")
     listed = given.values() if isinstance(given, Mapping) else given
     read = [each if isinstance(each, ready) else read_mechanism(each) for each in listed]
-    labels = list(given) if isinstance(given, Mapping) else [label_of(each) for each in read]
+    labels = list(given) if isinstance(given, Mapping) else []
+    for each in read if not labels else ():
+        names = (getattr(each, name, None) for name in ("label", "name", "mechanism"))
+        labels.append(next((name for name in names if isinstance(name, str)), "own"))
     for label, mechanism in zip(labels, read, strict=True):
         is_new = not isinstance(mechanism, OwnMechanism) or label not in MECHANISMS
         require(is_new, "mechanism", "a new name for one of your own", repr(label))
@@ -179,12 +174,6 @@ def read_mechanisms(
     found = f"{', '.join(repeated)} twice"
     require(not repeated, "mechanism", "different names", found, advice=advice)
     return dict(zip(labels, read, strict=True))
-
-
-def label_of(mechanism: Any) -> str:
-    """Return the name of a mechanism, or of a design, in tables."""
-    labels = (getattr(mechanism, name, None) for name in ("label", "name", "mechanism"))
-    return next((label for label in labels if isinstance(label, str)), "own")
 
 
 def design(
@@ -303,11 +292,43 @@ def _design_for_sums(
         precision_caps=caps,
         value=energy * noise.total_variance,
         lower_bound=min(bound, energy * noise.total_variance),
-        iterations=0,
         threat=threat,
         shares=noise,
         disagreement_ratio=0.0,
     )
+
+
+def design_masks(
+    precision_caps: FloatArray, seed_groups: SeedGroups, max_colluders: int
+) -> Decomposition:
+    """Return masks on these seeds and the least private noise that keeps the strictest cap.
+
+    For every coalition I of ``max_colluders`` agents, the masks of the other agents H make their
+    messages uniform given their sum, which has private noise of variance at least 1/min b. Raises
+    ``InfeasibleError`` unless the seeds that I does not know join all of H.
+    """
+    n = len(precision_caps)
+    cap = float(precision_caps.min())
+    # Rounded up, beyond the allowance of the check for its own rounding.
+    theta = (1 + 1e-14 * n) / ((n - max_colluders) * cap)
+    noise = Decomposition(np.full(n, theta), seed_groups, is_masked=True)
+    if not (worst_precisions(noise, max_colluders) <= precision_caps).all():
+        raise InfeasibleError(
+            f"seeds must join all agents that are left without any {max_colluders} of them, found "
+            f"{len(seed_groups)} seed groups that do not: use --seeds pairs or partners:K with a "
+            "larger K, or fewer insiders"
+        )
+    return noise
+
+
+def least_variance(num_agents: int, precision_cap: float, max_colluders: int) -> float:
+    """Return the least 1ᵀR1 of any noise on any seeds: n/((n − q) b).
+
+    Noise that a coalition does not know must have a sum of variance at least 1/b. A random
+    coalition does not know a seed group with probability at most (n − q)/n, so that on average it
+    does not know more than this part of 1ᵀR1.
+    """
+    return num_agents / ((num_agents - max_colluders) * precision_cap)
 
 
 def require_no_options(mechanism: Corn) -> None:

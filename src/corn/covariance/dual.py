@@ -61,10 +61,8 @@ _NEGLIGIBLE = 1e-2  # of a node's largest column; B ∘ B has its fourth power
 def design_groups(problem: DesignProblem, groups: SeedGroups) -> Design:
     """Return the certified optimum on disjoint seed groups, within the problem's noise limit.
 
-    With no seed shared across groups R is block-diagonal, so R⁻¹ is too: the caps bind in each
-    block on its own, and the problem separates into Problem (13) on the diagonal blocks of A.
-    Values and lower bounds add up exactly. The gap is against the best covariance for these groups.
-    Out of iterations in any block, the design is private all the same, and its status says so.
+    R and R⁻¹ are then block-diagonal: the problem separates into Problem (13) on the diagonal
+    blocks of A, whose values and lower bounds add up exactly.
     """
     A = problem.objective_matrix
     caps = problem.precision_caps
@@ -110,10 +108,9 @@ def design_groups(problem: DesignProblem, groups: SeedGroups) -> Design:
 def _recover_covariance(problem: DesignProblem, solution: DualSolution) -> tuple[FloatArray, bool]:
     """Return the scaled covariance of a solution within the noise limits, and if they matter.
 
-    Where A is nearly singular, the optimum lets noise grow without bound along directions that mix
-    away, and float32 could not cancel it. Blending with LDP (`limit_noise`) costs nothing. A ridge,
-    Tr((A + γI)R), takes further solves and gives a better value where the limit is tight, so it is
-    tried when blending alone loses more than `_WORTH_A_RIDGE`.
+    Where A is nearly singular, noise grows without bound along directions that mix away. Blending
+    with LDP (`limit_noise`) is cheap. A ridge, Tr((A + γI)R), takes further solves and gives a
+    better value where the limit is tight: tried when blending loses more than `_WORTH_A_RIDGE`.
     """
     A = problem.scaled_objective
     limits = problem.variance_ratio_limits
@@ -131,13 +128,9 @@ def _recover_covariance(problem: DesignProblem, solution: DualSolution) -> tuple
         middle = (low + high) / 2
         ridged = A.copy()
         ridged[np.diag_indices_from(ridged)] += 10**middle * np.trace(A) / len(A)
-        solution = solve_dual(
-            ridged,
-            tolerance=_RIDGE_TOLERANCE,
-            max_iterations=MAX_ITERATIONS,
-            # The last solution is close, so a warm start saves iterations.
-            start=solution.point.multipliers,
-        )
+        # The last solution is close, so a warm start saves iterations.
+        start = solution.point.multipliers
+        solution = solve_dual(ridged, tolerance=_RIDGE_TOLERANCE, start=start)
         candidate, limited = limit_noise(solution.point.precision(), limits)
         low, high = (middle, high) if limited else (low, middle)
         best = min(best, candidate, key=value)

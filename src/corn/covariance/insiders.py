@@ -21,9 +21,6 @@ A_{H_k} for every group and every agent's private noise,
 
 the second step by Cauchy and Schwarz. Near the optimum Y_I = (R^(I))⁻¹ Λ_I^{1/2}, Λ = w/x, makes it
 tight.
-
-**All coalitions** are evaluated by one inverse each, and where pairs share seeds in large networks
-by low-rank updates of one inverse.
 """
 
 from __future__ import annotations
@@ -42,13 +39,7 @@ from corn.checks import FloatArray, IntArray
 from corn.covariance.coalitions import require_few_coalitions, worst_precisions
 from corn.covariance.decomposition import Decomposition
 from corn.covariance.dual import solve_dual
-from corn.covariance.problem import (
-    Design,
-    DesignProblem,
-    Status,
-    invert_definite,
-    scale_to_cap,
-)
+from corn.covariance.problem import Design, DesignProblem, Status, invert_definite, scale_to_cap
 from corn.covariance.threat import SeedGroups
 from corn.errors import InvalidArgumentError
 from corn.threads import one_thread
@@ -80,9 +71,8 @@ _CHUNK_ENTRIES = 4_000_000  # 32 MB of float64 for the matrices of a chunk
 def solve_split(problem: DesignProblem, seed_groups: SeedGroups) -> Design:
     """Minimise Tr(A R) over private and shared noise, so that all coalitions meet the caps.
 
-    The search stops at a relative gap of 1e-3, or of 1e-2 for pairs of 24 agents or more. After as
-    many evaluations as take minutes, or without progress, the noise is private all the same, and
-    its status says so. Above 1000 agents it is then typically a tenth above that of a full search.
+    The search stops at a relative gap of 1e-3, or of 1e-2 for pairs of 24 agents or more, or after
+    as many evaluations as take minutes: the noise is private all the same, and its status says so.
     """
     n = problem.num_agents
     q = problem.threat.max_colluders
@@ -133,11 +123,9 @@ def solve_split(problem: DesignProblem, seed_groups: SeedGroups) -> Design:
 class Streams:
     """All streams of shared noise: one for a pair, and m for a group of m agents.
 
-    Attributes:
-        members: the agents of each stream's group, shape (streams, width); the number of agents
-            fills up the rows of smaller groups.
-        ranks: the number of a stream within its group, shape (streams,).
-        groups: the seed groups, each with its streams.
+    ``members`` are the agents of each stream's group, shape (streams, width), filled up with n;
+    ``ranks`` the number of a stream within its group, shape (streams,); ``groups`` the seed groups,
+    each with its streams.
     """
 
     members: IntArray
@@ -275,9 +263,8 @@ def _search(
 def affordable_evaluations(num_agents: int, max_colluders: int = 1) -> int:
     """Return how many evaluations take minutes: n³ operations each, n⁴ against two insiders."""
     # Evaluations of a full search, which takes minutes up to so many agents, and the fewest of all.
-    most, agents, least, power = 500, 1000, 40, 3
-    if max_colluders > 1:
-        most, agents, least, power = 83, 200, 20, 4
+    two = (83, 200, 20, 4)
+    most, agents, least, power = two if max_colluders > 1 else (500, 1000, 40, 3)
     return min(most, max(least, int(most * (agents / num_agents) ** power)))
 
 
@@ -301,10 +288,7 @@ def _find_uniform_noise(search: SplitSearch) -> Candidate:
 
 
 def _scale(problem: DesignProblem, seed_groups: SeedGroups, search: SplitSearch) -> Decomposition:
-    """Return the best candidate as a split, scaled until every coalition meets the caps.
-
-    The check of every coalition shares no code with the search.
-    """
+    """Return the best candidate as a split, scaled by an independent check of every coalition."""
     caps = problem.precision_caps
 
     def scale(factors: FloatArray) -> Decomposition:
@@ -354,13 +338,11 @@ def certify(
     *,
     max_colluders: int,
 ) -> float:
-    """Return the lower bound for b = 1 that a split and multipliers λ ≥ 0 prove.
+    """Return the lower bound for b = 1, over all splits, that multipliers λ ≥ 0 prove.
 
-    ``multipliers`` has shape (coalitions, n), coalitions in lexicographic order. The bound is that
-    of ``_relative_pressure`` with Y_I = (R^(I))⁻¹ Λ_I^{1/2}. It is over all splits on the groups
-    ``seed_groups``, of which the given one may leave out some. Any λ is valid, so a certificate can
-    be checked without trusting its maker; overflow, or a singular split, proves nothing: the bound
-    is then 0.
+    ``multipliers`` has shape (coalitions, n), coalitions in lexicographic order; Y_I is
+    (R^(I))⁻¹ Λ_I^{1/2} of a split, which may leave out some groups. Any λ is valid, so a
+    certificate needs no trust in its maker. Overflow, or a singular split, proves nothing: 0.
     """
     outside = list_outside(len(A), max_colluders)
     # Weak duality holds for non-negative multipliers of agents at stake only.
@@ -394,8 +376,7 @@ def _relative_pressure(
 ) -> float:
     """Return the least t with Σ_I Y_I Y_Iᵀ ⪯ t A on every group and all private noise.
 
-    ``private`` and ``blocks`` are those of the sum. Σ (Y_I)_ii² / (t b) is then a lower bound.
-    Infinite where A is singular on a group.
+    ``private`` and ``blocks`` are those of the sum. Infinite where A is singular on a group.
     """
     with np.errstate(divide="ignore"):
         largest = float((private / diagonal).max())
@@ -547,8 +528,7 @@ class SplitSearch:
     def _revive(self, candidate: Candidate, pressure: Pressure) -> FloatArray:
         """Return the point with a little noise in directions that would help but have died out.
 
-        A factor's gradient vanishes with the factor, and that of log θ with θ, so noise near zero
-        cannot grow again by itself even where more of it would lower the value.
+        A factor's gradient vanishes with the factor, and that of log θ with θ.
         """
         size = _REVIVAL_SIZE * float(candidate.theta.mean())
         trace = self._trace(candidate)
@@ -594,27 +574,19 @@ class Pressure:
     """What the coalitions demand of a candidate: sums over them with the weights w of a softmax.
 
     As in a streamed softmax, sums are relative to the largest weight so far until ``finish``.
-
-    Attributes:
-        x: all [(R^(I))⁻¹]_ii, shape (coalitions, n).
-        largest: the largest of an agent outside I.
-        smooth: (1/p) log Σ π x^p.
-        mean: Σ w x.
-        log_weights: log w, shape (coalitions, n).
-        multipliers: w/x, shape (coalitions, n).
-        private: [Σ_I M_I Λ_I M_I]_ii with Λ = diag(w/x), shape (n,).
-        blocks: the same sum on each stream, over the coalitions that do not know it. At the
-            optimum it equals A/Tr(AR) wherever there is noise.
+    ``private`` is [Σ_I M_I Λ_I M_I]_ii with M_I = (R^(I))⁻¹ and Λ = diag(w/x), shape (n,), and
+    ``blocks`` the same sum on each stream, over the coalitions that do not know it: at the optimum
+    A/Tr(AR) wherever there is noise. ``mean`` is Σ w x.
     """
 
-    largest: float
-    smooth: float
-    log_weights: FloatArray
-    multipliers: FloatArray
+    largest: float  # of all x of agents outside I
+    smooth: float  # (1/p) log Σ π x^p
+    log_weights: FloatArray  # log w, shape (coalitions, n)
+    multipliers: FloatArray  # w/x, shape (coalitions, n)
 
     def __init__(self, streams: Streams, log_prior: FloatArray, sharpness: float) -> None:
         self.streams = streams
-        self.x = np.empty_like(log_prior)
+        self.x = np.empty_like(log_prior)  # all [(R^(I))⁻¹]_ii, shape (coalitions, n)
         self.private = np.zeros(streams.num_agents)
         self.blocks = np.zeros((*streams.members.shape, streams.members.shape[1]))
         self.sums = [self.private, self.blocks]

@@ -17,8 +17,7 @@ from numpy.typing import ArrayLike
 
 from corn.checks import FloatArray, as_square_matrix, as_symmetric_matrix, require, require_in_range
 from corn.covariance.decomposition import Decomposition
-from corn.topology.mixing import STOCHASTIC_TOLERANCE, require_symmetric, spectrum
-from corn.topology.network import Mixing, Network
+from corn.topology.mixing import STOCHASTIC_TOLERANCE, Mixing, Network, require_symmetric, spectrum
 
 DISAGREEMENT_WEIGHT = 0.1  # by default, for runs that end with a cool-down
 
@@ -198,14 +197,6 @@ def disagreement_ratio(
     η² Tr(D R)/n is the stationary variance of disagreement per coordinate (docs/theory.md,
     “Disagreement”). Disagreement follows x ← (W − 11ᵀ/n)(x − η m), m ← β m + (1 − β) v, without the
     discount of a horizon: nothing but mixing lowers it.
-
-    >>> from corn.topology import load_network
-    >>> ring = load_network("ring:4", mixing="gossip")
-    >>> found = disagreement_ratio(
-    ...     ring, np.eye(4), precision_cap=1, momentum=0, num_steps=100
-    ... )
-    >>> round(found, 6)  # W has the eigenvalues 1/3, 1/3 and −1/3 in disagreement
-    0.122474
     """
     n = network.num_agents
     if network.mixing == "sum":
@@ -255,9 +246,8 @@ def check_momentum(momentum: float) -> None:
 def momentum_gain(contraction: ArrayLike, momentum: float) -> FloatArray:
     """Return the energy that momentum leaves in modes x ← a x + m, over that without momentum.
 
-    ``contraction`` has the numbers a of each mode. The impulse response of the mode with momentum β
-    is (1 − β) times that of 1/((1 − az)(1 − βz)), whose energy is
-    (1 − (aβ)²)/((1 − a²)(1 − β²)(1 − aβ)²).
+    ``contraction`` has the numbers a of each mode. The impulse response with momentum β is (1 − β)
+    times that of 1/((1 − az)(1 − βz)), of energy (1 − (aβ)²)/((1 − a²)(1 − β²)(1 − aβ)²).
     """
     ab = np.asarray(contraction) * momentum
     share = (1 - momentum) / (1 + momentum)
@@ -289,9 +279,8 @@ def default_objective(
 
     Noise accumulates over a fifth of the run. The loss after training is flat in the length of the
     horizon between a fifteenth and a half of the run, and in the weight of disagreement between
-    0.03 and 0.3 if the run ends with a cool-down, so that a rule without tuning suffices. Momentum
-    lowers disagreement, which exact sums do not have. β averages about 1/(1 − β) releases: here a
-    sixth of the run, and 33 steps at most. Models follow gradients by so much later.
+    0.03 and 0.3 if the run ends with a cool-down. Momentum lowers disagreement, which exact sums do
+    not have. β averages about 1/(1 − β) releases: a sixth of the run, and 33 steps at most.
 
     >>> default_objective(5000)
     Horizon(length=1000.0, disagreement_weight=0.1, momentum=0.97)

@@ -1,8 +1,4 @@
-"""The design problem and its solution, which is private as far as a computed inverse says so.
-
-Every design ends here: `conclude` scales its covariance to the caps, by inverses from Cholesky
-factors.
-"""
+"""The design problem and its solution, which is private as far as a computed inverse says so."""
 
 from __future__ import annotations
 
@@ -43,7 +39,6 @@ Status: TypeAlias = Literal[
 # strong as LDP's leaves a rounding error of 32 · 6e-8 = 2e-6 LDP deviations, far below the noise
 # that privacy demands anyway. Beyond 3000, float64 itself cannot invert the covariance accurately.
 _DEFAULT_NOISE_RATIO, _LARGEST_NOISE_RATIO = 32.0, 3e3
-# The margin doubles each time, from one unit in the last place: the last one is about 10⁻⁴.
 _MAX_RESCALINGS = 40
 _EPS = float(np.finfo(np.float64).eps)
 
@@ -53,9 +48,8 @@ class DesignProblem:
     """Minimise Tr(A R) over R ≻ 0 with [R⁻¹]_ii ≤ b_i: Problem (13) of the paper, for any A ⪰ 0.
 
     Solvers know one cap for all. With t_i = √(min b/b_i) and R = T R' T the problem is the same one
-    for T A T: Tr(A R) = Tr(T A T R'), and [R⁻¹]_ii = [R'⁻¹]_ii b_i/min b ≤ b_i where R' keeps the
-    strictest cap for every agent. So solvers minimise ``scaled_objective``, in units where the
-    strictest cap is 1, and ``rescale`` what they find. Bounds carry over with the values.
+    for T A T, where R' keeps the strictest cap for every agent. So solvers minimise
+    ``scaled_objective``, in units where that cap is 1, and ``rescale`` what they find.
 
     Attributes:
         objective_matrix: A, shape (n, n).
@@ -152,7 +146,7 @@ class Design:
         lower_bound: a certified lower bound on Tr(A R) over every covariance under the caps, no
             limit on its noise; for the seed groups and coalitions of the threat, if it has any.
             Equal to the value for references.
-        iterations: eigendecompositions or evaluations that the solver took.
+        iterations: eigendecompositions or evaluations of CorN's solvers; 0 for all others.
         threat: the adversary that the cap holds against; see ``adversary`` for references.
         shares: the split of the noise, where the design chose it; see ``decomposition``.
         multipliers: the proof of the lower bound against insiders, shape (coalitions, n); see
@@ -176,7 +170,7 @@ class Design:
     precision_caps: FloatArray
     value: float
     lower_bound: float
-    iterations: int
+    iterations: int = 0
     threat: ThreatModel = EAVESDROPPER
     shares: Decomposition | None = None
     multipliers: FloatArray | None = None
@@ -309,22 +303,32 @@ def invert_covariance(covariance: FloatArray) -> FloatArray:
     Singular noise leaves some combination of gradients without any noise, so that no finite ε
     holds: guideline (G1) of the paper.
     """
-    F = _try_cholesky(covariance)
     # Rounding lets Cholesky pass on a singular matrix with pivots of the size of the error, which
     # is relative to each agent's own variance: scaling rows and columns does not change it.
     floors = 4 * len(covariance) * _EPS * covariance.diagonal()
-    if F is None or (np.square(F.diagonal()) <= floors).any():
+    inverse = invert_definite(covariance, floors)
+    if inverse is None:
         raise InfeasibleError(
             "the covariance is singular: some combination of agents carries no noise, so there is "
             "no privacy guarantee against an eavesdropper; add independent noise for every agent"
         )
-    return _invert_from_factor(F)
+    return inverse
 
 
-def invert_definite(matrix: FloatArray) -> FloatArray | None:
-    """Return the inverse of a positive definite matrix, or None where Cholesky fails."""
-    F = _try_cholesky(matrix)
-    return None if F is None else _invert_from_factor(F)
+def invert_definite(matrix: FloatArray, floors: FloatArray | float = -1.0) -> FloatArray | None:
+    """Return the inverse of a positive definite matrix, exactly symmetric.
+
+    None where Cholesky fails, or has a pivot that is at most its floor.
+    """
+    factor, info = scipy.linalg.lapack.dpotrf(matrix, lower=True, clean=True)
+    if info != 0 or (np.square(factor.diagonal()) <= floors).any():
+        return None
+    # A positive diagonal, which Cholesky gives, is all that dpotri needs to succeed.
+    inverse: FloatArray = scipy.linalg.lapack.dpotri(factor, lower=True)[0]
+    # Row by row: a large network has no memory for another n×n array.
+    for i in range(len(inverse) - 1):
+        inverse[i, i + 1 :] = inverse[i + 1 :, i]
+    return inverse
 
 
 def scale_to_cap(worst_ratio: Callable[[float], float]) -> float:
@@ -361,18 +365,3 @@ def scale_covariance(covariance: FloatArray, precision_caps: FloatArray) -> Floa
         return largest * (1 + (len(R) + 4) * _EPS * strongest * largest)
 
     return covariance * scale_to_cap(worst_ratio)
-
-
-def _try_cholesky(matrix: FloatArray) -> FloatArray | None:
-    factor, info = scipy.linalg.lapack.dpotrf(matrix, lower=True, clean=True)
-    return factor if info == 0 else None
-
-
-def _invert_from_factor(factor: FloatArray) -> FloatArray:
-    """Return (F Fᵀ)⁻¹, exactly symmetric, for F lower triangular."""
-    # A positive diagonal, which Cholesky gives, is all that dpotri needs to succeed.
-    inverse: FloatArray = scipy.linalg.lapack.dpotri(factor, lower=True)[0]
-    # Row by row: a large network has no memory for another n×n array.
-    for i in range(len(inverse) - 1):
-        inverse[i, i + 1 :] = inverse[i + 1 :, i]
-    return inverse

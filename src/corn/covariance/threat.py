@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, islice
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias
 
 import networkx as nx
 import numpy as np
@@ -16,7 +16,7 @@ from corn.errors import InvalidArgumentError
 from corn.parsing import MAX_DIGITS
 from corn.privacy.budget import describe_adversary, describe_insiders
 from corn.topology.graphs import Graph
-from corn.topology.network import Mixing
+from corn.topology.mixing import Mixing
 
 SeedGroups: TypeAlias = tuple[tuple[int, ...], ...]
 """Sets of agents that share a seed, each in increasing order."""
@@ -77,11 +77,7 @@ class ThreatModel:
             _parse_seeds(self.seeds)
 
     def resolve(self, graph: Graph, mixing: Mixing = "gossip") -> ThreatModel:
-        """Return the threat with the seeds that ``auto`` stands for on this graph and mixing.
-
-        >>> [ThreatModel(1).resolve(nx.cycle_graph(n)).seeds for n in (20, 500)]
-        ['pairs', 'sparse:8']
-        """
+        """Return the threat with the seeds that ``auto`` stands for on this graph and mixing."""
         if mixing == "sum" and self == EAVESDROPPER:
             # Any seeds that join all agents are as good. Those of links need no message.
             return replace(self, seeds="edges")
@@ -139,11 +135,9 @@ def choose_partners(graph: Graph, num_partners: int) -> list[tuple[int, int]]:
     """Return pairs that are not linked: up to ``num_partners`` for each agent, half of them close.
 
     Noise that is shared with close agents cancels after few mixing steps, and noise that is shared
-    with any others survives an insider in the neighbourhood. So half of the partners are the
-    nearest ones, in hops, and half are anywhere: each cycle through all agents in a random order
-    gives everyone two. The choice comes from SHA-256 of public numbers, so that everybody makes the
-    same one with any version of any library. It need not be secret, because every coalition is
-    checked whatever the pairs are.
+    with any others survives an insider in the neighbourhood. The choice comes from SHA-256 of
+    public numbers, so that everybody makes the same one with any version of any library. It need
+    not be secret, because every coalition is checked whatever the pairs are.
     """
     n = len(graph)
     if num_partners >= n - 1:
@@ -241,11 +235,10 @@ def _parse_seeds(text: str) -> tuple[_SeedRule, int]:
 def _check_groups(groups: object) -> SeedGroups:
     """Return a caller's groups in order, or raise unless they are non-empty sets of numbers."""
     sets = (list, tuple, set, frozenset)
-    is_sets = isinstance(groups, list | tuple) and all(
-        isinstance(group, sets) and group for group in groups
-    )
+    given: Any = groups
+    is_list = isinstance(given, list | tuple)
+    is_sets = is_list and all(isinstance(group, sets) and group for group in given)
     require(is_sets, "seeds", "sets of agents, none of them empty", f"{groups!r:.60}")
-    given = cast("Sequence[Sequence[int]]", groups)
     for agent in chain.from_iterable(given):
         is_number = isinstance(agent, int | np.integer) and not isinstance(agent, bool)
         require(is_number, "seeds", "sets of agents' numbers", f"{agent!r:.60}")

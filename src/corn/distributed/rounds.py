@@ -23,7 +23,7 @@ from corn.distributed.summing import TreeSum, as_integers, digest_model, integer
 from corn.errors import CornError, InfeasibleError
 from corn.learn.step import AgentStepper, StepStatistics, no_statistics
 from corn.learn.sweep import Interruption
-from corn.noise.grid import require_provable
+from corn.noise.masks import require_provable
 from corn.plan import fingerprint
 from corn.topology.graphs import label_agent
 from corn.topology.mixing import GossipRound

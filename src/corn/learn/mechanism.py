@@ -24,12 +24,12 @@ from corn.covariance import (
     read_mechanisms,
 )
 from corn.covariance.coalitions import worst_precisions
-from corn.covariance.masks import design_masks
+from corn.covariance.design import design_masks
 from corn.covariance.problem import weighting_gain
 from corn.covariance.threat import EAVESDROPPER
 from corn.errors import InvalidArgumentError
 from corn.learn.schedule import Schedule
-from corn.noise.grid import bound_loss, choose_grid, require_provable
+from corn.noise.masks import bound_loss, choose_grid, require_provable
 from corn.plan.plan import Plan, meet_caps, require_sound
 from corn.privacy import ClippedQuery, PrivacyBudget, account_promises
 from corn.privacy.accounting import group_agents

@@ -21,9 +21,6 @@ from corn.noise.stream import encode_fields
 
 COIN_BITS = 53  # coins are multiples of 2⁻⁵³, which float64 represents exactly
 _FORMAT = b"corn/choices/1"
-_WORD_BITS = 64
-_WORD_BYTES = 8
-_CIPHER_BLOCK_BYTES = 16
 
 
 @final
@@ -51,7 +48,7 @@ class SecretChoices:
             for agent, size in enumerate(sizes)
         ]
         # Shifting drops low bits, so that the rest is exact in float64 and still uniform.
-        top = np.concatenate(words) >> np.uint64(_WORD_BITS - COIN_BITS)
+        top = np.concatenate(words) >> np.uint64(64 - COIN_BITS)
         return np.ldexp(top.astype(np.float64), -COIN_BITS)
 
     def draw_order(self, agent: int, number: int, *, size: int) -> IntArray:
@@ -81,6 +78,6 @@ def _read_words(secret: Secret, *address: str | int, count: int) -> NDArray[np.u
         encode_fields(*address), key=secret.reveal(), digest_size=16, person=_FORMAT
     ).digest()
     # A key of its own for each address, so that every counter can start at zero.
-    encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(_CIPHER_BLOCK_BYTES))).encryptor()
-    stream = encryptor.update(bytes(count * _WORD_BYTES))
+    encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+    stream = encryptor.update(bytes(8 * count))
     return np.frombuffer(stream, dtype="<u8").astype(np.uint64, copy=False)

@@ -40,10 +40,9 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 @final
 class Secret:
-    """32 bytes that only :meth:`reveal` shows.
+    """32 bytes that only :meth:`reveal` shows: no text, pickle, copy or hash has them.
 
-    Its text forms are constant, it cannot be pickled, copied or hashed, and comparing takes the
-    same time wherever two secrets differ. Python cannot wipe memory.
+    Comparing takes the same time wherever two secrets differ. Python cannot wipe memory.
     """
 
     __slots__ = ("_value",)

@@ -9,8 +9,7 @@ their orders and a digest of the data: see :meth:`ReleaseLedger.make_choices`.
 
 **The file** has two pages of text with checksums. Each is an entry, the whole state of the ledger.
 An entry is written to one page and then to the other: the second write begins when the first is on
-the disk. So at any moment one of them is whole, and once both are written, neither can be lost or
-put back to an earlier one without the other telling. Hence
+the disk. So one of them is always whole, and neither can be put back to an earlier one unnoticed:
 
 - entries k and k + 1, or one page unreadable: a crash came between or during the two writes, and
   the newest entry is taken. No release was made under an entry that is not on both;
@@ -143,7 +142,7 @@ def create_ledger(path: Path, entry: LedgerEntry) -> None:
     # was faster and has perhaps released already.
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        write_durably(descriptor, 2 * format_page(entry), at=0)
+        write_durably(descriptor, 2 * _seal_page(json.dumps(asdict(entry))), at=0)
         with contextlib.suppress(FileExistsError):
             os.link(name, path)
     finally:
@@ -165,13 +164,8 @@ def write_durably(descriptor: int, data: bytes, *, at: int) -> None:
     os.fsync(descriptor)
 
 
-def format_page(entry: LedgerEntry) -> bytes:
-    """Return a page of the file: a title, the entry as JSON, and their checksum."""
-    # JSON has every float exactly.
-    return _seal_page(json.dumps(asdict(entry)))
-
-
 def _seal_page(text: str) -> bytes:
+    """Return a page of the file: a title, an entry as JSON, and their checksum."""
     checksum = hashlib.blake2b(encode_fields(_TITLE, text), digest_size=16).hexdigest()
     return f"{_TITLE}\n{text}\n{checksum}\n".encode().ljust(PAGE_BYTES, b"\n")
 
@@ -206,13 +200,11 @@ def _parse_page(page: bytes) -> LedgerEntry | None:
 
 
 def _require_owner(path: Path, found: LedgerEntry, asked: LedgerEntry) -> None:
-    if (found.plan, found.agent) != (asked.plan, asked.agent):
+    if (found.plan, found.agent, found.terms) != (asked.plan, asked.agent, asked.terms):
         raise FileFormatError(
             f"{path}: the release ledger of agent {found.agent} under plan {found.plan}, not of "
-            f"agent {asked.agent} under plan {asked.plan}: each plan needs a file of its own"
+            f"agent {asked.agent} under plan {asked.plan} with its terms"
         )
-    if found.terms != asked.terms:
-        raise FileFormatError(f"{path}: the release ledger of this plan, but under other terms")
 
 
 LAST_STEP = 10**15  # that a ledger reserves: no plan has more
@@ -248,7 +240,8 @@ class ReleaseLedger:
         self._max_releases = entry.terms.budget.num_steps
         self._entry = entry
         self._newest_page = newest_page
-        self._block = steps_per_block(self._max_releases)
+        # A crash must leave most of a short plan.
+        self._block = min(STEPS_PER_BLOCK, max(1, self._max_releases // _BLOCKS_PER_PLAN))
         self._knows_data = entry.terms.budget.query.steps_per_pass is None
         self._released = min(entry.released, self._max_releases)
         self.next_step = 0
@@ -384,7 +377,7 @@ class ReleaseLedger:
         whichever runs they are: after a crash, numbers that were reserved are skipped.
 
         Steps of a run increase to ``LAST_STEP`` at most, and may skip. One in 64 calls waits for
-        the disk (see ``steps_per_block``). The release counts even if the message is not sent.
+        the disk. The release counts even if the message is not sent.
         Raises ``BudgetSpentError`` if nothing remains.
         """
         with self._lock:
@@ -452,7 +445,7 @@ class ReleaseLedger:
 
     def _write(self, **changes: Any) -> None:
         entry = replace(self._entry, number=self._entry.number + 1, **changes)
-        content = format_page(entry)
+        content = _seal_page(json.dumps(asdict(entry)))
         # The page with the newest entry is written last, once the other is on the disk: a crash can
         # tear one page only.
         try:
@@ -483,11 +476,6 @@ def agree_on_nonce(nonces: Mapping[int, bytes], *, plan_fingerprint: bytes) -> b
     parts = [part for agent in sorted(nonces) for part in (agent, check_nonce(nonces[agent]))]
     data = encode_fields("run nonce", check_fingerprint(plan_fingerprint), *parts)
     return hashlib.blake2b(data, digest_size=NONCE_BYTES).digest()
-
-
-def steps_per_block(max_releases: int) -> int:
-    """Return how many steps one durable write reserves: a crash must leave most of a short plan."""
-    return min(STEPS_PER_BLOCK, max(1, max_releases // _BLOCKS_PER_PLAN))
 
 
 _AGENT_FILE = re.compile(r"agent-(\d{1,9})(?:-[0-9a-f]{16}\.ledger|\.key)")

@@ -14,10 +14,8 @@ matter. Where u > ¾ the radius is computed from 1 − u, because u itself would
 away. Where u or 1 − u is below 2⁻¹⁶, 128 more bits are read, because 64 would leave the far tail,
 and the smallest radii, with too few.
 
-Words. A block of 512 pairs is made of 512 upper words for u, 512 for φ, 512 lower words for u, 512
-for φ, and 16 spares of four words each. The pairs that need more bits take the spares in turn.
-
-:mod:`corn.noise.compiled` computes this; :func:`load_compiled` checks that it gives the known bits.
+A block of 512 pairs is made of 512 upper words for u, 512 for φ, 512 lower words for u, 512 for φ,
+and 16 spares of four words each, which the pairs that need more bits take in turn.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ from corn.noise.keys import (
     save_identity,
 )
 from corn.noise.stream import Owner, check_fingerprint, check_nonce, encode_fields
-from corn.parsing import build_fields, parse_address, parse_hex, read_json
+from corn.parsing import build, build_fields, parse_address, parse_hex, read_json
 from corn.topology.graphs import check_names
 
 _FORMAT = "corn roster 3"
@@ -85,8 +85,8 @@ class Site:
 class Roster:
     """The public keys of agents 0 … n−1: 64 bytes each, usable, all different.
 
-    ``rotations`` tell how keys came to replace earlier ones, the oldest first. ``sites`` are not
-    part of the fingerprint: an agent may move, and its key proves who it is.
+    ``rotations`` are signed replacements of keys, the oldest first. ``sites`` are not part of the
+    fingerprint: an agent may move, and its key proves who it is.
     """
 
     public_keys: tuple[bytes, ...]
@@ -159,11 +159,12 @@ class Roster:
         check_identity(old, agent, roster=self)
         signature = old.sign(_rotation_message(self, agent, new.public_key))
         rotation = KeyRotation(agent, old.public_key.hex(), signature.hex())
-        return replace(
-            self,
-            public_keys=_replace_key(self.public_keys, agent, new.public_key),
-            rotations=(*self.rotations, rotation),
-        )
+        keys = self.replace_key(agent, new.public_key)
+        return replace(self, public_keys=keys, rotations=(*self.rotations, rotation))
+
+    def replace_key(self, agent: int, key: bytes) -> tuple[bytes, ...]:
+        """Return all public keys, with another one of this agent."""
+        return (*self.public_keys[:agent], key, *self.public_keys[agent + 1 :])
 
     def follows(self, fingerprint: bytes) -> bool:
         """Return whether signed rotations lead from a roster with this fingerprint to this one."""
@@ -173,9 +174,9 @@ class Roster:
             if current.fingerprint == fingerprint:
                 return True
             agent = rotation.agent
-            new_key = current.public_key(rotation.agent)
+            new_key = current.public_key(agent)
             old_key = parse_hex(rotation.old_key, "old_key")
-            before = Roster(_replace_key(current.public_keys, agent, old_key))
+            before = Roster(current.replace_key(agent, old_key))
             signature = parse_hex(rotation.signature, "signature")
             if not before.verify(agent, signature, _rotation_message(before, agent, new_key)):
                 return False
@@ -202,9 +203,8 @@ def pin_roster(roster: Roster, key: Path) -> None:
 def rotate_key(folder: Path, agent: int) -> Roster:
     """Replace an agent's key in a folder and its roster, and return the roster.
 
-    The new key keeps the record of the plans that the old one was used with: their releases count
-    as before. The old key is kept under another name, as noise of earlier runs was drawn with it.
-    After a crash, call it again: it completes what was begun.
+    The new key keeps the record of plans, whose releases count as before. The old key, by which
+    noise was drawn, gets another name. After a crash, call it again: it completes what was begun.
     """
     path = folder / f"agent-{agent}.key"
     roster_path = folder / "roster.json"
@@ -260,41 +260,28 @@ def save_roster(roster: Roster, path: Path) -> None:
 def load_roster(path: Path) -> Roster:
     """Read and check a roster: agents 0 … n−1, each once, each with a public key of its own."""
     document = read_json(path, kind="a roster")
-    try:
-        return _decode_roster(document)
-    except InvalidArgumentError as error:
-        raise FileFormatError(f"{path}: not a roster: {error}") from error
-
-
-def _decode_roster(document: object) -> Roster:
-    kinds = {
-        "format": str,
-        "agents": Mapping[str, Mapping[str, object]],
-        "rotations": tuple[KeyRotation, ...],
-    }
-    fields = build_fields(kinds, document, "the roster")
-    entries: dict[str, dict[str, object]] = fields["agents"]
-    numbers = [str(agent) for agent in range(len(entries))]
-    if fields["format"] != _FORMAT or set(entries) != set(numbers):
-        raise InvalidArgumentError(f"agents 0, 1, 2, … in the format {_FORMAT!r} were expected")
+    agents = Mapping[str, Mapping[str, object]]
+    kinds = {"format": str, "agents": agents, "rotations": tuple[KeyRotation, ...]}
     # People write these by hand, so they may leave them out.
     usual: dict[str, object] = {"accepts": True, "address": None, "name": None}
-    types = {"public_key": str, "accepts": bool, "address": str | None, "name": str | None}
-    agents = [build_fields(types, usual | entries[number], f"agent {number}") for number in numbers]
-    return Roster(
-        tuple(parse_hex(own["public_key"], "a public key") for own in agents),
-        fields["rotations"],
-        tuple(Site(own["accepts"], own["address"], own["name"]) for own in agents),
-    )
+    try:
+        fields = build_fields(kinds, document, "the roster")
+        entries: dict[str, dict[str, object]] = fields["agents"]
+        numbers = [str(agent) for agent in range(len(entries))]
+        is_whole = fields["format"] == _FORMAT and set(entries) == set(numbers)
+        require(is_whole, "agents", f"0, 1, 2, … in the format {_FORMAT!r}", "others")
+        listed = [usual | entries[number] for number in numbers]
+        keys = [build(str, own.pop("public_key", None), "a public key") for own in listed]
+        sites = (build(Site, own, f"agent {number}") for number, own in enumerate(listed))
+        public_keys = tuple(parse_hex(key, "a public key") for key in keys)
+        return Roster(public_keys, fields["rotations"], tuple(sites))
+    except InvalidArgumentError as error:
+        raise FileFormatError(f"{path}: not a roster: {error}") from error
 
 
 def _rotation_message(before: Roster, agent: int, new_key: bytes) -> bytes:
     # The fingerprint of the roster before keeps a rotation from being used in another network.
     return encode_fields("corn key rotation", before.fingerprint, agent, new_key)
-
-
-def _replace_key(keys: tuple[bytes, ...], agent: int, key: bytes) -> tuple[bytes, ...]:
-    return (*keys[:agent], key, *keys[agent + 1 :])
 
 
 def _check_public_key(key: bytes, agent: int) -> None:

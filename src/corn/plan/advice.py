@@ -23,6 +23,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from corn.checks import require_count
 from corn.covariance import ThreatModel, default_objective, design
@@ -48,10 +49,7 @@ _TOLERANCE = 0.1
 
 @dataclass(frozen=True)
 class TrainingScale:
-    """Facts of a training problem that are known without looking at data.
-
-    ``samples`` is m, the number of an agent's samples at whose rate all agents draw.
-    """
+    """Facts that are known without data; all agents draw at the rate for m = ``samples``."""
 
     num_agents: int
     samples: int
@@ -71,25 +69,15 @@ class TrainingScale:
         self, batch_size: int, num_steps: int, sampling: Sampling | None = None
     ) -> PrivacyBudget:
         """Return the promise for these batches and steps, by default with Poisson sampling."""
-        is_sample = self.unit == "sample"
-        return PrivacyBudget(
-            self.epsilon,
-            self.delta,
-            num_steps=num_steps,
-            clip=self.clip,
-            unit=self.unit,
-            batch_size=batch_size if is_sample else None,
-            sampling=sampling,
-            samples_per_agent=self.samples if is_sample else None,
-        )
+        size, samples = (batch_size, self.samples) if self.unit == "sample" else (None, None)
+        fields = {"batch_size": size, "samples_per_agent": samples, "sampling": sampling}
+        promise: Any = {"num_steps": num_steps, "clip": self.clip, "unit": self.unit, **fields}
+        return PrivacyBudget(self.epsilon, self.delta, **promise)
 
 
 @dataclass(frozen=True)
 class Prospect:
-    """A choice of batches and steps, and what the model expects of it.
-
-    ``noise_variance`` is that of the agents' average, ``excess`` the bound on the loss.
-    """
+    """A choice, the noise of the agents' average that it has, and the bound on the loss."""
 
     batch_size: int
     num_steps: int
@@ -97,26 +85,15 @@ class Prospect:
     step_size: float
     excess: float
 
-    @property
-    def work(self) -> int:
-        """The number of gradients that an agent computes."""
-        return self.batch_size * self.num_steps
-
 
 @dataclass(frozen=True, eq=False)
 class Proposal:
-    """Settings for a run, chosen without data, and those that they were chosen from.
+    """Settings, exactly calibrated, the approximate ``prospects`` they are chosen from, and ρ."""
 
-    ``prospect`` is with exact calibration, ``prospects`` with approximate caps; ``central_ratio``
-    is ρ against ``threat``.
-    """
-
-    scale: TrainingScale
     budget: PrivacyBudget
     prospect: Prospect
     central_ratio: float
-    prospects: tuple[Prospect, ...]
-    threat: ThreatModel
+    prospects: list[Prospect]
 
 
 def propose(network: Network, scale: TrainingScale, *, threat: ThreatModel) -> Proposal:
@@ -127,12 +104,12 @@ def propose(network: Network, scale: TrainingScale, *, threat: ThreatModel) -> P
     prospects = list_prospects(scale, central_ratio=ratio)
     limit = (1 + _TOLERANCE) * min(own.excess for own in prospects)
     within = (own for own in prospects if own.excess <= limit)
-    chosen = min(within, key=lambda own: (own.work, own.num_steps))
+    # The fewest gradients that an agent computes, and then the fewest steps.
+    chosen = min(within, key=lambda own: (own.batch_size * own.num_steps, own.num_steps))
     settings = (chosen.batch_size, chosen.num_steps)
     budget = scale.make_budget(*settings)
-    cap = budget.precision_cap
-    exact = expect(scale, *settings, precision_cap=cap, central_ratio=ratio)
-    return Proposal(scale, budget, exact, ratio, tuple(prospects), threat)
+    exact = expect(scale, *settings, precision_cap=budget.precision_cap, central_ratio=ratio)
+    return Proposal(budget, exact, ratio, prospects)
 
 
 def list_prospects(scale: TrainingScale, *, central_ratio: float) -> list[Prospect]:

@@ -20,7 +20,6 @@ from corn.covariance import (
     GivenObjective,
     Horizon,
     MechanismName,
-    Objective,
     ThreatModel,
 )
 from corn.covariance.threat import SeedGroups
@@ -129,6 +128,14 @@ def _encode(plan: Plan) -> Json:
     parts = plan.decomposition
     multipliers = plan.certificate.multipliers
     is_sum = plan.network.mixing == "sum"
+    matrix = plan.network.sparse_matrix
+    rows, columns = matrix.nonzero()
+    values = np.asarray(matrix[rows, columns]).reshape(-1)
+    places = zip(rows.tolist(), columns.tolist(), values.tolist(), strict=True)
+    kind = next(kind for kind, record in _OBJECTIVES.items() if isinstance(plan.objective, record))
+    objective = dataclasses.asdict(plan.objective)
+    if isinstance(plan.objective, GivenObjective):
+        objective["given"] = plan.objective.given.tolist()
     return {
         "corn_version": plan.corn_version,
         "network": {
@@ -141,14 +148,14 @@ def _encode(plan: Plan) -> Json:
             # fingerprints.
             "links": sorted([int(i), int(j)] for i, j in graph.edges),
             # Sums have no use for weights, which would be half of a large plan.
-            "mixing_weights": [] if is_sum else _encode_weights(plan.network.sparse_matrix),
+            "mixing_weights": [] if is_sum else sorted(map(list, places)),
             "gossip": dataclasses.asdict(plan.network.gossip),
             "mixing": plan.network.mixing,
         },
         "budget": dataclasses.asdict(plan.budget),
         # Without ``asdict``, which copies each of a million seeds.
         "threat": {f.name: getattr(plan.threat, f.name) for f in dataclasses.fields(plan.threat)},
-        "objective": _encode_objective(plan.objective),
+        "objective": {"kind": kind, **objective},
         "mechanism": plan.mechanism,
         "grid": plan.grid,
         "cooldown_steps": plan.cooldown_steps,
@@ -186,7 +193,11 @@ def _decode(content: object) -> Plan:
     # differently.
     fields = build_fields(hints, content, "content")
     fields["network"] = _decode_network(fields["network"])
-    fields["objective"] = _decode_objective(fields["objective"])
+    objective = fields["objective"]
+    parts = dict(objective) if isinstance(objective, dict) else {}
+    kind = parts.pop("kind", None)
+    require_choice("kind of objective", kind, _OBJECTIVES)
+    fields["objective"] = build(_OBJECTIVES[kind], parts, "objective")
     fields["decomposition"] = _decode_decomposition(fields["decomposition"])
     return Plan(**fields)
 
@@ -216,14 +227,6 @@ def _decode_network(data: object) -> Network:
         rule = "metropolis"
         matrix = sparse_mixing_matrix(graph)
     return Network(graph, matrix, fields["source"], rule, fields["gossip"], fields["mixing"])
-
-
-def _encode_weights(matrix: SparseMatrix) -> list[list[int | float]]:
-    """Return row, column and value of every weight, in order."""
-    rows, columns = matrix.nonzero()
-    order = np.lexsort((columns, rows))
-    weights = np.asarray(matrix[rows, columns]).reshape(-1)
-    return [[int(rows[k]), int(columns[k]), float(weights[k])] for k in order]
 
 
 def _decode_weights(weights: Sequence[tuple[int, int, float]], num_agents: int) -> SparseMatrix:
@@ -283,18 +286,3 @@ def _require_moderate(content: object) -> None:
         require_count("the number of seed groups", len(find(*names)), least=0, most=most)
     for row in find("certificate", "multipliers"):
         require_length("multipliers", len(row) if isinstance(row, list) else n, n, per="agent")
-
-
-def _encode_objective(objective: Objective) -> Json:
-    kind = next(kind for kind, record in _OBJECTIVES.items() if isinstance(objective, record))
-    if isinstance(objective, GivenObjective):
-        return {"kind": kind, "given": objective.given.tolist()}
-    return {"kind": kind, **dataclasses.asdict(objective)}
-
-
-def _decode_objective(data: object) -> Objective:
-    parts = dict(data) if isinstance(data, dict) else {}
-    kind = parts.pop("kind", None)
-    require_choice("kind of objective", kind, _OBJECTIVES)
-    objective: Objective = build(_OBJECTIVES[kind], parts, "objective")
-    return objective

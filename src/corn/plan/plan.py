@@ -30,6 +30,8 @@ from corn.covariance import design as design_noise
 from corn.covariance.coalitions import worst_precisions
 from corn.covariance.design import (
     are_disjoint,
+    design_masks,
+    least_variance,
     needs_independent_noise,
     read_mechanism,
     read_objective,
@@ -37,20 +39,21 @@ from corn.covariance.design import (
 )
 from corn.covariance.dual import solve_dual
 from corn.covariance.insiders import certify
-from corn.covariance.masks import design_masks, least_variance
 from corn.covariance.objective import disagreement_ratio, energy_of_average
 from corn.covariance.problem import DesignProblem, weighting_gain
 from corn.covariance.threat import SeedGroups
 from corn.errors import InfeasibleError
 from corn.noise import choose_factors
-from corn.noise.grid import (
+from corn.noise.masks import (
+    MaskBits,
     bound_loss,
+    bound_sum,
     check_grid,
+    choose_bits,
     choose_grid,
     count_parameters,
     require_provable,
 )
-from corn.noise.masks import MaskBits, bound_sum, choose_bits
 from corn.privacy import PrivacyBudget, account_precision, gaussian
 from corn.privacy.accounting import group_agents
 from corn.privacy.floats import FloatLoss, set_aside
@@ -61,9 +64,6 @@ from corn.version import __version__
 
 FloatType: TypeAlias = Literal["float32", "float64"]
 
-# The proof need not be the best one: a slightly lower bound is still a bound.
-_BOUND_ITERATIONS = 100
-_BOUND_TOLERANCE = 1e-6
 _CAP_SPREAD = 0.01  # relative, of caps that searches may find
 # A margin that grows fourfold from 10⁻¹⁴ is far beyond rounding long before the last attempt.
 _MAX_SCALINGS = 30
@@ -190,10 +190,7 @@ class Plan:
     def float_loss(self) -> FloatLoss:
         """The privacy loss that floating point adds to a coordinate of a step."""
         return bound_loss(
-            self.decomposition,
-            self.grid,
-            precision_caps=self.precision_caps,
-            budget=self.budget,
+            self.decomposition, self.grid, precision_caps=self.precision_caps, budget=self.budget
         )
 
     @property
@@ -288,6 +285,8 @@ def make_plan(
         network = load_network(network)
     if threat is None:
         threat = mechanism.default_threat if network.num_agents > 1 else EAVESDROPPER
+    if cooldown_steps is None:
+        cooldown_steps = choose_cooldown(network, budget.num_steps)
     target = read_objective(objective, network, budget.num_steps)
     caps = set_aside(budget).precision_caps(network.num_agents)
     if network.mixing == "sum" and isinstance(mechanism, Corn):
@@ -313,16 +312,13 @@ def make_plan(
         decomposition=shares,
         certificate=certificate,
         grid=choose_grid(shares, caps),
-        cooldown_steps=(
-            choose_cooldown(network, budget.num_steps) if cooldown_steps is None else cooldown_steps
-        ),
+        cooldown_steps=cooldown_steps,
         dtype=dtype,
         corn_version=__version__,
     )
     # A plan for which not even one parameter is proved would be refused by every agent.
     plan.check_parameters(1)
-    # The claim is the bound that this plan proves, not the one of the solver, whose noise was then
-    # scaled and split.
+    # The bound that this plan proves, and not that of the solver, whose noise was then scaled.
     value = plan.noise_energy
     claim = replace(certificate, value=value, lower_bound=min(plan.prove_lower_bound(), value))
     return replace(plan, certificate=claim)
@@ -353,8 +349,8 @@ def meet_caps(
 
 def require_mixing(noise: Decomposition, network: Network) -> None:
     """Raise if noise has masks, which hide single releases, and the network reveals those."""
-    is_hidden, advice = network.mixing == "sum" or not noise.is_masked, "single releases would show"
-    require(is_hidden, "mixing", "'sum' for noise with masks", network.mixing, advice=advice)
+    is_hidden = network.mixing == "sum" or not noise.is_masked
+    require(is_hidden, "mixing", "'sum' for noise with masks", network.mixing)
 
 
 def require_sound(budget: PrivacyBudget) -> None:
@@ -425,4 +421,4 @@ def _require_private(mechanism: MechanismName) -> None:
 def _prove_eavesdropper_bound(A: FloatArray) -> float:
     if not np.trace(A) > 0:
         return 0.0
-    return solve_dual(A, tolerance=_BOUND_TOLERANCE, max_iterations=_BOUND_ITERATIONS).lower_bound
+    return solve_dual(A).lower_bound

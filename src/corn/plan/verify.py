@@ -9,11 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from corn.checks import FloatArray
-from corn.covariance.coalitions import coalition_precisions
+from corn.covariance.coalitions import check_connectivity, coalition_precisions, lists_coalitions
 from corn.covariance.decomposition import hidden_precision
-from corn.covariance.masks import check_connectivity, lists_coalitions
 from corn.errors import InfeasibleError
-from corn.noise.grid import bound_loss, choose_grid, count_parameters
+from corn.noise.masks import bound_loss, choose_grid, count_parameters
 from corn.plan.plan import Plan, allowed_groups
 from corn.privacy.floats import account_floats, find_promise
 from corn.privacy.rounding import round_bound_down, round_up, write_exactly
@@ -71,7 +70,16 @@ def verify_plan(plan: Plan) -> Verification:
     >>> found.passed, len(found.guarantees), found.problems
     (True, 4, ())
     """
-    guarantees = _guarantees(plan)
+    worst = np.full(plan.num_agents, -np.inf)
+    coalitions: dict[int, tuple[int, ...]] = dict.fromkeys(range(plan.num_agents), ())
+    listed = coalition_precisions(plan.decomposition, plan.threat.max_colluders)
+    for coalition, honest, precision in listed:
+        for agent, found in zip(honest, precision, strict=True):
+            # Strictly, so that of equal coalitions the first in order is named.
+            if found > worst[agent]:
+                worst[agent] = found
+                coalitions[agent] = coalition
+    guarantees = _list_guarantees(plan, worst, coalitions)
     value = plan.noise_energy
     proved = plan.prove_lower_bound()
     problems = (*_privacy_problems(plan, guarantees), *_claim_problems(plan, value, proved))
@@ -124,19 +132,6 @@ def _epsilon_of(plan: Plan, agent: int, precisions: FloatArray) -> float:
     loss = bound_loss(plan.decomposition, plan.grid, precision_caps=caps, budget=plan.budget)
     is_proved = count_parameters(loss, promise) >= plan.max_parameters
     return promise.promise.epsilon if is_proved else math.inf
-
-
-def _guarantees(plan: Plan) -> tuple[AgentGuarantee, ...]:
-    worst = np.full(plan.num_agents, -np.inf)
-    coalitions: dict[int, tuple[int, ...]] = dict.fromkeys(range(plan.num_agents), ())
-    listed = coalition_precisions(plan.decomposition, plan.threat.max_colluders)
-    for coalition, honest, precision in listed:
-        for agent, value in zip(honest, precision, strict=True):
-            # Strictly, so that of equal coalitions the first in order is named.
-            if value > worst[agent]:
-                worst[agent] = value
-                coalitions[agent] = coalition
-    return _list_guarantees(plan, worst, coalitions)
 
 
 def _list_guarantees(

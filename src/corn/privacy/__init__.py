@@ -1,8 +1,4 @@
-"""Privacy accounting: from a budget to the noise it needs, and from noise to its privacy.
-
-`PrivacyBudget` is the promise. `account` and its variants go from noise to ε(δ) and δ(ε), agent by
-agent; `compose_expenses` adds up several plans, whose noise, clipping and sampling may differ.
-"""
+"""Privacy accounting: from a budget to the noise it needs, and from noise to its privacy."""
 
 from corn.privacy import gaussian as gaussian
 from corn.privacy import subsampling as subsampling

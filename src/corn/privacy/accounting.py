@@ -99,12 +99,7 @@ class PrivacyLoss:
         accountant = find_accountant(accounting)
         if self.query.is_subsampled:
             require_exact(accounting)
-            return self._of_each(
-                lambda y: subsampling.bound_epsilon(
-                    y, delta, num_steps=self.num_steps, query=self.query
-                ),
-                self.precision,
-            )
+            return self._of_each(lambda y: self._repeat(y).epsilon(delta), self.precision)
         epsilons = self._of_each(lambda mu: accountant.epsilon_from(mu, delta), self.mu)
         if accounting == "paper":
             warn_if_unproved(float(epsilons.max()), delta)
@@ -113,18 +108,16 @@ class PrivacyLoss:
     def delta(self, epsilon: float) -> FloatArray:
         """Return the exact δ at this ε for each agent, shape (n,); 1 for one that is exposed."""
         if self.query.is_subsampled:
-            return self._of_each(
-                lambda y: subsampling.bound_delta(
-                    y, epsilon, num_steps=self.num_steps, query=self.query
-                ),
-                self.precision,
-            )
+            return self._of_each(lambda y: self._repeat(y).delta(epsilon), self.precision)
         return self._of_each(lambda mu: delta_from(mu, epsilon), self.mu)
 
     def worst_epsilon(self, delta: float, *, accounting: Accounting = "gdp") -> float:
         """Return the largest ε of any agent at this δ."""
         worst = replace(self, precision=self.precision[[self.worst_agent]])
         return float(worst.epsilon(delta, accounting=accounting)[0])
+
+    def _repeat(self, precision: float) -> subsampling.Releases:
+        return subsampling.repeat_steps(precision, self.num_steps, self.query)
 
     @staticmethod
     def _of_each(loss_of: Callable[[float], float], values: FloatArray) -> FloatArray:

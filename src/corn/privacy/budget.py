@@ -188,19 +188,16 @@ def describe_queries(queries: Sequence[ClippedQuery]) -> str:
     query = queries[0]
     clipping = f"each sample's gradient is clipped to {write_exactly(query.clip)}"
     batches = f"{clipping} and averaged over batches of {query.batch_size}"
+    rates = write_range([q.sampling_rate or 1.0 for q in queries], "{:.6g}".format)
+    lengths = write_range([q.steps_per_pass or 1 for q in queries], "{:.12g}".format)
+    recipe = {
+        "poisson": f"{clipping}, taken with probability {rates} (Poisson sampling), and the sum "
+        f"divided by {query.batch_size}",
+        "passes": f"{batches}, each once in a pass of {lengths} batches in a new secret order",
+        "every-step": f"{batches}, of which each may have the sample",
+    }[query.sampling or "every-step"]
     if query.unit == "agent":
         recipe = f"its mini-batch gradient is clipped once to {write_exactly(query.clip)}"
-    elif query.sampling == "poisson":
-        rates = write_range([q.sampling_rate or 1.0 for q in queries], "{:.6g}".format)
-        recipe = (
-            f"{clipping}, taken with probability {rates} (Poisson sampling), and the sum divided "
-            f"by {query.batch_size}"
-        )
-    elif query.sampling == "passes":
-        lengths = write_range([q.steps_per_pass or 1 for q in queries], "{:.12g}".format)
-        recipe = f"{batches}, each once in a pass of {lengths} batches in a new secret order"
-    else:
-        recipe = f"{batches}, of which each may have the sample"
     # Printed beside every ε: under zero-out, Δ and with it μ are half of those of replace-one.
     return f"{recipe}; {query.relation} adjacency"
 
@@ -505,8 +502,6 @@ def fit_sampling(
     the largest rate decides how much noise all agents add. Passes are counted for each agent; sizes
     within 2 % of each other count as the least.
 
-    >>> fit_sampling([80, 120], 10, "poisson")
-    (0.1, None)
     >>> fit_sampling([1000, 1020], 10, "passes"), fit_sampling([1000, 1021], 10, "passes")
     ((None, 1000), (None, (1000, 1021)))
     """

@@ -14,14 +14,9 @@ twice its contribution (under Poisson sampling: two opposite shifts).
 
 **Adversary.** The total holds against as many insiders as every plan covers.
 
-**Floats.** Releases of a plan are (ε₁, δ′)-close to ideal ones (``corn.privacy.floats``). If the
-ideal releases of all plans are (ε₀, δ₀)-private, the computed ones are (ε₀ + 2Σε₁, δ)-private with
-
-    δ = e^Σε₁ δ₀ + Σδ′ (1 + e^(ε₀ + Σε₁))      all plans at once, as for a single plan, or
-    δ = e^Σε₁ (δ₀ + Σδ″) + Σδ′                 plan by plan.
-
-δ″ bounds the ideal probability under one data set of outcomes of a plan that have probability δ′
-under its neighbour: it is e^x δ′ + δ(x) for any x, with the plan's own δ(x) (``docs/floats.md``).
+**Floats.** Releases of a plan are (ε₁, δ′)-close to ideal ones (``corn.privacy.floats``). The total
+is the smaller one of two bounds on all computed releases, at once and plan by plan
+(``docs/floats.md``).
 """
 
 from __future__ import annotations
@@ -30,12 +25,10 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from corn.checks import require, require_count, require_in_range
-from corn.privacy import gaussian
 from corn.privacy.budget import (
     PROTECTED,
     Adjacency,
@@ -47,9 +40,8 @@ from corn.privacy.budget import (
 )
 from corn.privacy.floats import bound_reserve, set_aside
 from corn.privacy.rounding import round_up, write_exactly
-from corn.privacy.subsampling import allow_for_rounding, compose_phases
+from corn.privacy.subsampling import ROUNDING, Releases
 
-_ROUNDING = 2.0**-45
 _MAX_ROUNDS = 40
 _NUM_LEVELS = 80
 
@@ -171,41 +163,7 @@ def compose_expenses(
     return TotalLoss(epsilon, delta, unit, relation, against)
 
 
-@dataclass(frozen=True)
-class _Ideal:
-    """Releases of real numbers: a Gaussian part, and phases of Poisson sampling.
-
-    ``phases`` has (shift, sampling rate, number of steps) of each.
-    """
-
-    mu: float
-    phases: tuple[tuple[float, float, int], ...]
-    adjacency: Adjacency
-
-    @property
-    def _losses(self) -> Any:
-        return compose_phases(self.phases, self.adjacency, mu=self.mu)
-
-    def _allow(self, delta: float) -> float:
-        """Return what δ is raised by for rounding in the composition, with the Gaussian part."""
-        return allow_for_rounding(delta, 1 + sum(steps for _, _, steps in self.phases))
-
-    def epsilon(self, delta: float) -> float:
-        """Return an upper bound on ε(δ)."""
-        if not self.phases:
-            return gaussian.epsilon_from(self.mu, delta) if delta > 0 else math.inf
-        left = delta - self._allow(delta)
-        return float(self._losses.get_epsilon_for_delta(left)) if left > 0 else math.inf
-
-    def delta(self, epsilon: float) -> float:
-        """Return an upper bound on δ(ε)."""
-        if not self.phases:
-            return gaussian.delta_from(self.mu, epsilon) * (1 + _ROUNDING)
-        found = float(self._losses.get_delta_for_epsilon(epsilon))
-        return found + self._allow(found)
-
-
-def _idealise(expenses: Sequence[Expense], unit: Unit, adjacency: Adjacency) -> _Ideal:
+def _idealise(expenses: Sequence[Expense], unit: Unit, adjacency: Adjacency) -> Releases:
     """Return the mechanisms of several plans, as releases of real numbers."""
     square = 0.0
     phases = Counter[tuple[float, float]]()
@@ -222,7 +180,7 @@ def _idealise(expenses: Sequence[Expense], unit: Unit, adjacency: Adjacency) -> 
         sensitivity = query.contribution * (2 if is_doubled else 1)
         square += sensitivity * sensitivity * query.participations(count) * expense.precision
     listed = tuple((*phase, count) for phase, count in phases.items())
-    return _Ideal(math.sqrt(square) * (1 + _ROUNDING), listed, adjacency)
+    return Releases(math.sqrt(square) * (1 + ROUNDING), listed, adjacency)
 
 
 def _include_floats(
@@ -232,20 +190,18 @@ def _include_floats(
     ideal = _idealise(expenses, unit, adjacency)
     reserves = [bound_reserve(expense.terms.budget) for expense in expenses]
     ratio, failure = (math.fsum(part) for part in zip(*reserves, strict=True))
-    singles = (_idealise([expense], unit, adjacency) for expense in expenses)
-    exposed = [_expose_failure(k, own) for k, (_, own) in zip(singles, reserves, strict=True)]
+    # δ″ of each plan: the most that its failure δ′ has under a neighbouring data set.
+    exposed = []
+    for expense, (_, own) in zip(expenses, reserves, strict=True):
+        single = _idealise([expense], unit, adjacency)
+        levels = np.linspace(0, -math.log(own), _NUM_LEVELS).tolist()
+        exposed.append(min(math.exp(level) * own + single.delta(level) for level in levels))
     shrink = math.exp(-ratio)
     by_plan = ideal.epsilon((delta - failure) * shrink - math.fsum(exposed))
     at_once = _solve_at_once(
         lambda x: ideal.epsilon((delta - failure * (1 + math.exp(x + ratio))) * shrink)
     )
-    return (min(by_plan, at_once) + 2 * ratio) * (1 + _ROUNDING)
-
-
-def _expose_failure(ideal: _Ideal, failure: float) -> float:
-    """Return δ″: the most that a failure of this probability has under a neighbouring data set."""
-    levels = np.linspace(0, -math.log(failure), _NUM_LEVELS).tolist()
-    return min(math.exp(level) * failure + ideal.delta(level) for level in levels)
+    return (min(by_plan, at_once) + 2 * ratio) * (1 + ROUNDING)
 
 
 def _solve_at_once(epsilon_at: Callable[[float], float]) -> float:

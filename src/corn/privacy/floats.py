@@ -63,12 +63,7 @@ class FloatLoss:
 
 
 def set_aside(budget: PrivacyBudget) -> PrivacyBudget:
-    """Return the budget that releases of real numbers must keep, so that floats keep ``budget``.
-
-    >>> ideal = set_aside(PrivacyBudget(1, 1e-5, num_steps=1000, clip=0.1))
-    >>> 0.998 < ideal.epsilon < 1, 0.996e-5 < ideal.delta < 1e-5
-    (True, True)
-    """
+    """Return the budget that releases of real numbers must keep, so that floats keep ``budget``."""
     largest = max(p.epsilon for p in budget.promises)
     # Beyond, δ₀ could be rounded to zero.
     if RESERVE * largest / 2 >= _LARGEST_LOG_RATIO:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -34,6 +35,7 @@ from corn.privacy import gaussian
 from corn.privacy.budget import Adjacency, ClippedQuery
 from corn.privacy.rounding import write_exactly
 
+ROUNDING = 2.0**-45  # of a few operations on μ and δ
 # The grid of losses, relative to the standard deviation of one step's loss.
 DISCRETISATION = 0.02
 # Composition truncates tails of about 1e-15 and counts them as lost, so no smaller δ is possible.
@@ -55,22 +57,52 @@ _LARGEST_LOG_SHIFT = 4.0
 _MOST_STEPS = 10**6
 
 
-def bound_epsilon(precision: float, delta: float, *, num_steps: int, query: ClippedQuery) -> float:
-    """Return an upper bound on ε(δ) after this many steps at [R⁻¹]_jj = ``precision``."""
-    left = delta - allow_for_rounding(delta, num_steps)
-    if math.isinf(precision) or left <= 0:
-        return math.inf
-    losses = _compose_steps(precision, num_steps, query)
-    return float(losses.get_epsilon_for_delta(left))
+@dataclass(frozen=True)
+class Releases:
+    """Releases of real numbers: a Gaussian part of this μ, and phases of Poisson sampling.
+
+    ``phases`` has (shift, sampling rate, number of steps) of each.
+    """
+
+    mu: float
+    phases: tuple[tuple[float, float, int], ...]
+    adjacency: Adjacency
+
+    def epsilon(self, delta: float) -> float:
+        """Return an upper bound on ε(δ)."""
+        if not self.phases:
+            return gaussian.epsilon_from(self.mu, delta) if delta > 0 else math.inf
+        left = delta - self._allow(delta)
+        if self._is_exposed or left <= 0:
+            return math.inf
+        losses = compose_phases(self.phases, self.adjacency, mu=self.mu)
+        return float(losses.get_epsilon_for_delta(left))
+
+    def delta(self, epsilon: float) -> float:
+        """Return an upper bound on δ(ε)."""
+        if not self.phases:
+            return gaussian.delta_from(self.mu, epsilon) * (1 + ROUNDING)
+        if self._is_exposed:
+            return 1.0
+        losses = compose_phases(self.phases, self.adjacency, mu=self.mu)
+        found = float(losses.get_delta_for_epsilon(epsilon))
+        return min(1.0, found + self._allow(found))
+
+    @property
+    def _is_exposed(self) -> bool:
+        return any(math.isinf(shift) for shift, _, _ in self.phases)
+
+    def _allow(self, delta: float) -> float:
+        """Return what δ is raised by for rounding in the composition, with the Gaussian part."""
+        num_steps = sum(steps for _, _, steps in self.phases)
+        return allow_for_rounding(delta, num_steps + (self.mu > 0))
 
 
-def bound_delta(precision: float, epsilon: float, *, num_steps: int, query: ClippedQuery) -> float:
-    """Return an upper bound on δ(ε), for steps as in ``bound_epsilon``."""
-    if math.isinf(precision):
-        return 1.0
-    losses = _compose_steps(precision, num_steps, query)
-    found = float(losses.get_delta_for_epsilon(epsilon))
-    return min(1.0, found + allow_for_rounding(found, num_steps))
+def repeat_steps(precision: float, num_steps: int, query: ClippedQuery) -> Releases:
+    """Return this many steps at [R⁻¹]_jj = ``precision``."""
+    _require_few_steps(num_steps)
+    shift = query.contribution * math.sqrt(precision)
+    return Releases(0.0, ((shift, query.sampling_rate or 1.0, num_steps),), query.adjacency)
 
 
 def allow_for_rounding(delta: float, num_steps: int) -> float:
@@ -89,7 +121,7 @@ def allow_for_rounding(delta: float, num_steps: int) -> float:
 def calibrate_precision(
     epsilon: float, delta: float, *, num_steps: int, query: ClippedQuery
 ) -> float:
-    """Return a [R⁻¹]_jj whose ``bound_epsilon`` is at most ``epsilon``, and nearly the largest.
+    """Return a [R⁻¹]_jj whose bound on ε is at most ``epsilon``, and nearly the largest.
 
     It comes from an estimate, which is much faster than the bound. The bound at the result corrects
     the target of another estimate until it is within 2e-4 below ``epsilon`` (6e-4 at a rate of
@@ -98,7 +130,7 @@ def calibrate_precision(
     require_meaningful(delta, num_steps=num_steps, query=query)
 
     def excess(log_precision: float) -> float:
-        spent = bound_epsilon(math.exp(log_precision), delta, num_steps=num_steps, query=query)
+        spent = repeat_steps(math.exp(log_precision), num_steps, query).epsilon(delta)
         # Bounded, so that ε = 0 and ε = ∞ are numbers that a root finder can use.
         return math.log(min(max(spent / epsilon, 0.1), 10.0))
 
@@ -220,12 +252,6 @@ def _losses(x: FloatArray, shift: float, rate: float, query: ClippedQuery) -> Fl
         return np.asarray(present)
     opposite = np.logaddexp(math.log1p(-rate), math.log(rate) - shift * x - shift**2 / 2)
     return np.asarray(present - opposite)
-
-
-def _compose_steps(precision: float, num_steps: int, query: ClippedQuery) -> Any:
-    _require_few_steps(num_steps)
-    shift = query.contribution * math.sqrt(precision)
-    return compose_phases(((shift, query.sampling_rate or 1.0, num_steps),), query.adjacency)
 
 
 @lru_cache(maxsize=16)

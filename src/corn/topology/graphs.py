@@ -1,12 +1,8 @@
-"""Graphs of agents: specs such as ``er:n=20,p=0.2,seed=1`` or ``grid:4x5``, checks, spanning trees.
-
-Every generator takes numbers and returns agents 0 … n−1 and their links.
-"""
+"""Graphs of agents: specs such as ``er:n=20,p=0.2`` or ``grid:4x5``, checks, spanning trees."""
 
 from __future__ import annotations
 
 import csv
-import inspect
 import math
 import random
 import re
@@ -116,20 +112,14 @@ def look_up_agents(
 
     In a text they are separated by commas, and a name with a comma is in double quotes.
 
-    >>> look_up_agents(["north", "south"], ["south", 0])
-    [1, 0]
     >>> look_up_agents(["north", "Hill, south", "2"], '2, "Hill, south"')
     [2, 1]
     """
     if isinstance(given, str):
-        text = given
-        try:
-            given = next(csv.reader([text], skipinitialspace=True), [])
-        except csv.Error as error:
-            raise InvalidArgumentError(
-                f"{argument} must be one line of agents with commas between them, found "
-                f"{quote(text)}"
-            ) from error
+        # Names have printable characters only, and the reader accepts one line only.
+        rule = "one line of agents with commas between them"
+        require(given.isprintable(), argument, rule, quote(given))
+        given = next(csv.reader([given], skipinitialspace=True), [])
     places = {_normalise(name): agent for agent, name in enumerate(names)}
     # A name that is a number is the agent's own.
     places |= {str(agent): agent for agent in range(len(names))}
@@ -193,11 +183,9 @@ def _normalise(name: str) -> str:
 
 @dataclass(frozen=True)
 class SpanningTree:
-    """A tree on the links that reaches every agent.
+    """A tree on the links that reaches every agent; ``parents`` are next towards the root.
 
-    Attributes:
-        root: the agent that has the whole sum first.
-        parents: the next agent towards the root, for each agent by number; the root's is itself.
+    The root, which has the whole sum first, is its own parent.
     """
 
     root: int
@@ -241,8 +229,7 @@ def find_tree(graph: Graph) -> SpanningTree:
 def _find_centre(graph: Graph) -> int:
     """Return an agent from which the farthest one is as near as a few searches show.
 
-    Each search begins at the agent that is farthest from the best candidate so far, whose distance
-    to all such agents is the least.
+    Each begins at the agent that is farthest from the best candidate so far.
     """
     farthest: dict[int, int] = dict.fromkeys(graph, 0)
     best = candidate = min(graph)
@@ -274,20 +261,16 @@ def opens_link(agent: int, peer: int, accepts: Sequence[bool]) -> bool:
     return agent > peer if accepts[agent] and accepts[peer] else accepts[peer]
 
 
-def list_connections(graph: Graph, accepts: Sequence[bool] | None = None) -> list[tuple[int, int]]:
+def list_connections(graph: Graph, accepts: Sequence[bool]) -> list[tuple[int, int]]:
     """Return a pair for each link: the agent that connects, and the one that accepts.
 
-    By default all agents accept. An ``InfeasibleError`` lists all links of which neither end does.
-
-    >>> list_connections(nx.star_graph(3), [False, True, True, True])
-    [(0, 1), (0, 2), (0, 3)]
+    An ``InfeasibleError`` lists all links of which neither end accepts.
     """
-    accepting = [True] * graph.number_of_nodes() if accepts is None else accepts
     links = sorted({(min(link), max(link)) for link in graph.edges})
-    closed = [link for link in links if not any(accepting[end] for end in link)]
+    closed = [link for link in links if not any(accepts[end] for end in link)]
     if closed:
         _refuse(closed)
-    return sorted((b, a) if opens_link(b, a, accepting) else (a, b) for a, b in links)
+    return sorted((b, a) if opens_link(b, a, accepts) else (a, b) for a, b in links)
 
 
 def _refuse(links: Sequence[tuple[int, int]]) -> None:
@@ -308,7 +291,7 @@ _MOST_LINKS = 10**7
 _MOST_DRAWN_BY_PAIRS = 5000
 
 
-def erdos_renyi(n: int, p: float, seed: int = 0) -> Graph:
+def erdos_renyi(n: int, p: float, seed: int) -> Graph:
     """Return a graph in which each link exists with probability p; drawn again until connected.
 
     A ``CornWarning`` is given below p = ln(n)/n, where most draws are disconnected.
@@ -327,34 +310,9 @@ def erdos_renyi(n: int, p: float, seed: int = 0) -> Graph:
     return _draw_until_connected(partial(generate, n, p), seed, advice)
 
 
-def ring(n: int) -> Graph:
-    """Return a cycle."""
-    return nx.cycle_graph(n)
-
-
-def path(n: int) -> Graph:
-    """Return n agents in a line."""
-    return nx.path_graph(n)
-
-
-def star(n: int) -> Graph:
-    """Return a star: agent 0 linked with n−1 others."""
-    return nx.star_graph(n - 1)
-
-
-def complete(n: int) -> Graph:
-    """Return a graph in which every pair is linked."""
-    return nx.complete_graph(n)
-
-
-def grid(rows: int, columns: int) -> Graph:
-    """Return a rectangle of rows × columns agents, each linked to those beside, above and below."""
-    return nx.convert_node_labels_to_integers(nx.grid_2d_graph(rows, columns))
-
-
-def torus(rows: int, columns: int) -> Graph:
-    """Return a grid whose opposite sides are joined."""
-    return nx.convert_node_labels_to_integers(nx.grid_2d_graph(rows, columns, periodic=True))
+def grid(rows: int, columns: int, *, periodic: bool = False) -> Graph:
+    """Return a rectangle of linked agents; with ``periodic`` opposite sides are joined."""
+    return nx.convert_node_labels_to_integers(nx.grid_2d_graph(rows, columns, periodic=periodic))
 
 
 def hypercube(n: int) -> Graph:
@@ -374,7 +332,7 @@ def exponential(n: int) -> Graph:
     return graph
 
 
-def regular(n: int, degree: int, seed: int = 0) -> Graph:
+def regular(n: int, degree: int, seed: int) -> Graph:
     """Return a random graph in which all agents have one degree; drawn again until connected."""
     is_possible = 0 <= degree < n and n * degree % 2 == 0
     require(is_possible, "degree", "in [0, n) with n·degree even", f"n={n}, degree={degree}")
@@ -392,19 +350,19 @@ def _draw_until_connected(draw: Callable[..., Graph], seed: int, advice: str) ->
     raise InfeasibleError(f"the random graph was disconnected in {_MAX_TRIES} draws: {advice}")
 
 
-GENERATORS: dict[str, Callable[..., Graph]] = {
-    "er": erdos_renyi,
-    "ring": ring,
-    "path": path,
-    "star": star,
-    "complete": complete,
-    "grid": grid,
-    "torus": torus,
-    "hypercube": hypercube,
-    "exponential": exponential,
-    "regular": regular,
+GENERATORS: dict[str, tuple[str, Callable[..., Graph]]] = {
+    "er": ("n p seed", erdos_renyi),
+    "ring": ("n", nx.cycle_graph),
+    "path": ("n", nx.path_graph),
+    "star": ("n", lambda n: nx.star_graph(n - 1)),
+    "complete": ("n", nx.complete_graph),
+    "grid": ("rows columns", grid),
+    "torus": ("rows columns", partial(grid, periodic=True)),
+    "hypercube": ("n", hypercube),
+    "exponential": ("n", exponential),
+    "regular": ("n degree seed", regular),
 }
-"""The generators by their names in a graph spec, whose parameters are those of the function."""
+"""Names in a graph spec, with parameters: whole numbers but for ``p``; ``seed`` is 0 if missing."""
 
 # Of agents in a row: fewer would link two agents twice, or an agent to itself.
 _LEAST = {"ring": 3, "torus": 3, "exponential": 2}
@@ -450,7 +408,7 @@ class GraphSpec:
                 f"{self}: a graph can have at most {_MOST_AGENTS:,} agents and {_MOST_LINKS:,} "
                 f"links, found {n:,} agents and about {num_links:.3g} links"
             )
-        return GENERATORS[self.kind](**given)
+        return GENERATORS[self.kind][1](*given.values())
 
     def __str__(self) -> str:
         values = ",".join(f"{name}={value}" for name, value in self.parameters)
@@ -458,8 +416,7 @@ class GraphSpec:
 
 
 def _read_parameters(kind: str, text: str) -> tuple[tuple[str, int | float], ...]:
-    # The functions' signatures are the syntax of specs, so a new generator needs no parser.
-    expected = inspect.signature(GENERATORS[kind], eval_str=True).parameters
+    expected = GENERATORS[kind][0].split()
     # Only a grid's size is written 4x5; its two numbers are then two unnamed values.
     fields = (text.replace("x", ",") if "rows" in expected else text).split(",") if text else []
     unnamed = iter(expected)
@@ -471,24 +428,22 @@ def _read_parameters(kind: str, text: str) -> tuple[tuple[str, int | float], ...
         name = name.strip()
         if name not in expected or name in found:
             raise _bad_spec(kind, text, f"cannot place {field!r}")
-        is_whole = expected[name].annotation is int
+        what = "a number" if name == "p" else "a whole number"
         try:
-            found[name] = expected[name].annotation(value)
+            found[name] = float(value) if name == "p" else int(value)
         except ValueError as error:
-            what = "a whole number" if is_whole else "a number"
             raise _bad_spec(kind, text, f"{name} must be {what}, found {value!r}") from error
         # Longer ones overflow when they become floats.
-        if is_whole and len(value) > MAX_DIGITS:
+        if name != "p" and len(value) > MAX_DIGITS:
             raise _bad_spec(kind, text, f"{name} must have at most {MAX_DIGITS} digits")
-    missing = [n for n, p in expected.items() if n not in found and p.default is p.empty]
+    missing = [name for name in expected if name not in found and name != "seed"]
     if missing:
         raise _bad_spec(kind, text, f"{', '.join(missing)} missing")
-    return tuple((name, found.get(name, p.default)) for name, p in expected.items())
+    return tuple((name, found.get(name, 0)) for name in expected)
 
 
 def _bad_spec(kind: str, text: str, why: str) -> InvalidArgumentError:
-    parts = inspect.signature(GENERATORS[kind]).parameters.values()
-    usual = [f"{p.name}={'…' if p.default is p.empty else p.default}" for p in parts]
+    usual = [f"{name}={0 if name == 'seed' else '…'}" for name in GENERATORS[kind][0].split()]
     return InvalidArgumentError(
         f"bad graph {quote(f'{kind}:{text}')}: {why}; accepted is {kind}:{','.join(usual)}"
     )
