@@ -69,6 +69,18 @@ def _report_budget(budget: PrivacyBudget, *, as_json: bool) -> None:
     if as_json:
         facts["calibrations"] = {row["calibration"]: row for row in rows}
     print_result("", facts, as_json=as_json)
+    if not budget.is_uniform and not as_json:
+        each = [
+            {
+                "agent": agent,
+                "epsilon": promise.epsilon,
+                "delta": promise.delta,
+                "precision_cap": cap,
+                "independent_noise_std": cap**-0.5,
+            }
+            for agent, (promise, cap) in enumerate(zip(budget.promises, caps, strict=True))
+        ]
+        print_rows("promise of each agent", each, list(each[0]))
     if rows and not as_json:
         columns = ("calibration", "independent_noise_std", "variance_ratio", "exact_epsilon")
         print_rows("Noise of each calibration", rows, (*columns, "verdict"))
@@ -127,6 +139,10 @@ def _report_loss(budget: PrivacyBudget, path: Path, *, with_delta: bool, as_json
     if math.isinf(worst["gdp"]):
         facts["guarantee"] = "none, because some sum of messages has no noise"
     print_result("", facts, as_json=as_json)
+    if not as_json:
+        pairs = enumerate(zip(loss.epsilon(delta), loss.precision, strict=True))
+        each = [{"agent": a, "epsilon": own, "precision": cap} for a, (own, cap) in pairs]
+        print_rows(f"ε of each agent at δ = {delta:g}", each, ("agent", "epsilon", "precision"))
 
 
 def _describe_query(query: ClippedQuery) -> dict[str, Any]:

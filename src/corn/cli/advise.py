@@ -161,6 +161,12 @@ def _print(
     if as_json:
         print_json({**facts, "commands": commands})
         return
-    print_result(f"advice for {scale.num_agents} agents", facts, as_json=False)
+    shown = {
+        **facts,
+        "step_size": f"about {prospect.step_size:.1g}; corn train searches for it on public data",
+        "excess": None,
+        "noise_in_the_average": f"{proposal.central_ratio:.3g} × a trusted server's variance",
+    }
+    print_result(f"advice for {scale.num_agents} agents", shown, as_json=False)
     # Not in a table, which would break the lines.
     typer.echo("\n".join(["Commands:", *commands]))

@@ -90,7 +90,7 @@ def compare(
     facts = {**_describe_network(network, promise), "objective": objective.describe()}
     print_result("", {**facts, "rows": rows}, as_json=json)
     if not json:
-        own = ["gap", "max_masks"]
+        own = ["gap", "max_streams", "max_masks"]
         if network.mixing == "gossip":
             own = ["ratio_to_ldp", "disagreement_ratio", "gap", "max_streams"]
         columns = ["mechanism", "seeds", "central_ratio", *own, "holds_against"]
@@ -158,12 +158,12 @@ def _describe_network(network: Network, budget: PrivacyBudget) -> dict[str, Any]
 def _describe_row(name: str, result: Design, ldp: float, bound: float) -> dict[str, Any]:
     """Return the facts of a row; ``ldp`` is LDP's value, and ``bound`` a lower bound on it."""
     gap: float | None = result.gap
-    seeds = result.threat.seeds if result.decomposition.seed_groups else ""
+    seeds: Any = result.threat.seeds if result.decomposition.seed_groups else ""
     colluders = result.threat.max_colluders
     # The adversary in two words.
     against = result.threat.describe_colluders() if colluders else "eavesdropper"
     if name in _REFERENCES:
-        gap, against, seeds = None, "nobody", ""
+        gap, against, seeds = None, "nobody", None
     elif name == "ldp":
         # LDP shares no seed that insiders could know.
         gap, against = max(result.value / bound - 1, 0.0), "any insiders"
@@ -181,8 +181,8 @@ def _describe_row(name: str, result: Design, ldp: float, bound: float) -> dict[s
         "gap": gap,
         "status": result.status,
         "max_noise_std": float(result.noise_std.max()),
-        "max_streams": max(result.decomposition.count_streams()),
-        "max_masks": result.decomposition.most_masks,
+        "max_streams": None if seeds is None else max(result.decomposition.count_streams()),
+        "max_masks": None if seeds is None else result.decomposition.most_masks,
         "adversary": result.adversary,
         "holds_against": against,
     }

@@ -80,7 +80,13 @@ def launch(
             names = [k for k in names if k in ("test_loss", "test_accuracy")]
         scores = {name: facts["measured"][name] for name in names}
         spent = f"{'simulated ' if facts['simulation'] else ''}ε spent"
-        shown = {**facts, "measured": scores, spent: round_up_range([least, most])}
+        shown = {
+            **facts,
+            "measured": scores,
+            spent: f"{round_up_range([least, most])} (unit {rows[-1]['unit']})",
+            "agents_lost": ", ".join(facts["names"][agent] for agent in launched.lost) or "none",
+            "lost": None,
+        }
         print_result(title, shown, as_json=False)
     notes = dict.fromkeys(facts["notes"])
     if facts["simulation"] not in ("", *notes):

@@ -67,9 +67,10 @@ _NAMES = {
     "ratio_to_ldp": "over LDP",
     "gap": "above the best",
     "gaussian_epsilon": "Gaussian ε",
+    "samples_per_agent": "declared samples, which ε does not cover",
     "view": "attacker",
 }
-_SYMBOLS = {"epsilon": "ε", "delta": "δ", "mu": "μ", "kappa": "κ"}
+_SYMBOLS = {"epsilon": "ε", "delta": "δ", "mu": "μ", "kappa": "κ is the"}
 # Facts that the promise and other texts of a result say as well, or that only programs need.
 _FOR_PROGRAMS = {
     *("unit", "adjacency", "clip", "participations", "max_colluders", "weighted_central_ratio"),
@@ -85,7 +86,7 @@ _FOR_GOSSIP = {
     "max_streams",
     "gap",
 }
-_ROUNDED_UP = {"epsilon", "delta", "mu", "std"}
+_ROUNDED_UP = {"epsilon", "delta", "mu", "std", "precision"}
 _ROUNDED_DOWN = {"certified", "gaussian", "bound", "cap", "caps"}
 
 

@@ -42,7 +42,7 @@ def status(
             row |= {key: list(map(own.name, row[key])) or "none" for key in ("neighbours", "lost")}
         columns = ["agent", "step", "steps_per_minute", "epsilon", "promised_epsilon", "delta"]
         columns += ["releases_left", "neighbours", "lost", "bytes_sent", "condition"]
-        print_rows("agents here", rows, columns)
+        print_rows("agents here, whose ε is at most", rows, columns)
         newest = max((own for own, _ in states), key=lambda own: own.updated)
         others = {a: text for a, text in newest.describe_agents().items() if a not in found}
         if others:

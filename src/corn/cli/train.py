@@ -184,6 +184,8 @@ def train(
     )
     for note in problem.private_notes:
         print_note(f"private, do not publish: {note}")
+    if learning.data is not None and promise.unit == "sample":
+        print_note("each row is protected by itself: a person with several rows is not")
     # The plan's mechanism, if there is a plan, and those named, for the same budget.
     names = _MECHANISMS if mechanism is None and planned is None else mechanism
     mechanisms = []

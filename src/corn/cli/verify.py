@@ -60,6 +60,8 @@ def verify(
         guarantees = guarantees_against(plan, insiders)
     shown = [g for g in guarantees if number in (None, g.agent)]
     _print(plan, found, shown, as_json=json)
+    if coalition is not None and len(insiders) > plan.threat.max_colluders:
+        print_note(f"the plan promises nothing against {len(insiders)} insiders")
     warn_of_insiders([(plan.mechanism, plan.decomposition, plan.threat)])
     # After the table, so that a broken plan is shown in full and the last line says why.
     for problem in found.problems:

@@ -154,8 +154,8 @@ class Requirements:
 class ReleaseTotal:
     """The ε of an agent before a run, of the run by itself, and after it at most; for its owner.
 
-    With ``problems`` of ledgers, totals are lower bounds. ``uncounted`` are other folders beside the
-    keys that have ledgers, perhaps of the same data. ``drops_agent``: plans before promised
+    With ``problems`` of ledgers, totals are lower bounds. ``uncounted`` are other folders beside
+    the keys that have ledgers, perhaps of the same data. ``drops_agent``: plans before promised
     something for the agent's whole data, and nothing does any more.
     """
 

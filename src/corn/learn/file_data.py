@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -93,6 +93,13 @@ def _require_names(path: Path, names: Sequence[str]) -> None:
 
 def _read_csv(path: Path) -> dict[str, pa.ChunkedArray]:
     """Return all columns as text."""
+    short: list[tuple[int, int]] = []
+
+    def note_row(row: Any) -> str:
+        # The text of pyarrow's own error has the cells of the row. Rows count from the header.
+        short.append((row.number - 1, row.actual_columns))
+        return "skip"
+
     try:
         content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
         # All of it: pyarrow would skip a short row that is not UTF-8 without a word.
@@ -104,7 +111,9 @@ def _read_csv(path: Path) -> dict[str, pa.ChunkedArray]:
         table = arrow_csv.read_csv(
             pa.BufferReader(content),
             read_options=arrow_csv.ReadOptions(column_names=names, skip_rows=1, use_threads=False),
-            parse_options=arrow_csv.ParseOptions(delimiter=separator, newlines_in_values=True),
+            parse_options=arrow_csv.ParseOptions(
+                delimiter=separator, newlines_in_values=True, invalid_row_handler=note_row
+            ),
             convert_options=arrow_csv.ConvertOptions(
                 column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
             ),
@@ -114,6 +123,12 @@ def _read_csv(path: Path) -> dict[str, pa.ChunkedArray]:
         raise FileFormatError(
             f"{path}: must be CSV in UTF-8 with at least one row: {error}"
         ) from error
+    if short:
+        row, count = short[0]
+        raise FileFormatError(
+            f"{path}: row {row} must have {len(names)} values, one for each column, found {count} "
+            f"(number of such rows: {len(short)})"
+        )
     return {name: table.column(name) for name in names}
 
 

@@ -68,7 +68,6 @@ from corn.privacy import PrivacyBudget
 from corn.privacy.accounting import group_agents
 from corn.privacy.budget import Adjacency
 from corn.privacy.composition import Expense, PlanTerms, compose_expenses
-from corn.privacy.rounding import write_exactly
 from corn.topology import Network, load_network
 from corn.topology.graphs import list_by_agent
 
@@ -166,13 +165,13 @@ def make_private(
         batch_size=max(1, round(source.batch_size / agents.num_agents)),
         sampling_rate=1 / steps_per_epoch,
     )
+    plan = make_plan(agents, budget)
     print(  # noqa: T201 - once, for whoever knows Opacus
-        f"corn: ε = {write_exactly(target_epsilon)} for one sample, with adjacency {adjacency!r}; "
-        "Opacus counts 'add-remove'",
+        f"corn: {budget.describe()}, against {plan.threat.describe()}; Opacus counts 'add-remove'",
         file=sys.stderr,
     )
     return simulate(
-        make_plan(agents, budget),
+        plan,
         source,
         seed=seed,
         ledger=ledger,
@@ -561,7 +560,8 @@ class PrivateOptimizer(Optimizer):
         if now.sums is not None and not now.sums.hidden:
             # Which batches are followed by a step must not depend on data, so all of them must be.
             raise CornError(
-                f"optimizer.step() must follow every {self.num_pieces} batches of the loader, once"
+                "optimizer.step() must follow every batch of the loader, or all batches of an "
+                f"accumulation ({self.num_pieces}), once"
             )
         if now.sums is None:
             self._model.require_unchanged()

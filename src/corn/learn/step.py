@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from corn.checks import require, require_length
+from corn.checks import require
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import Batch, BatchSampler
 from corn.learn.perturbation import DrawnNoise, NoiseShare, to_sparse_tensor
@@ -370,8 +370,8 @@ class AgentStepper:
         if self._update is not None:
             self._update.restore(state)
         elif self._memory is not None and "memory" in state:
-            length, expected = len(state["memory"]), len(self._memory)
-            require_length("the average of releases", length, expected, per="parameter")
+            shape, rule = state["memory"].shape, "of one number per parameter"
+            require(shape == self._memory.shape, "the average of releases", rule, tuple(shape))
             self._memory = state["memory"]
 
 

@@ -130,8 +130,10 @@ def look_up_agents(
     for one in given:
         text = _normalise(str(one)).strip()
         require(text in places, argument, rule, quote(text), advice=advice)
-        first = found.setdefault(places[text], one)
-        require(first is one, argument, "a different agent each time", f"{first!r} and {one!r}")
+        agent = places[text]
+        is_new = agent not in found
+        twice = f"{found.setdefault(agent, one)!r} and {one!r}"
+        require(is_new, argument, "a different agent each time", twice)
     return list(found)
 
 

@@ -7,6 +7,7 @@ import hashlib
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias, final
 
 import torch
@@ -16,7 +17,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from corn.checks import require
-from corn.errors import CornWarning, InvalidArgumentError
+from corn.errors import CornError, CornWarning, InvalidArgumentError
 from corn.learn.batches import Batch
 from corn.learn.step import sum_clipped_samples
 from corn.learn.tasks.protocol import Gradients, Scores, Task
@@ -92,14 +93,18 @@ def hash_module(text: str, constants: Iterable[Tensor]) -> bytes:
 def require_no_batch_statistics(model: nn.Module) -> None:
     """Raise for layers whose statistics mix samples or depend on them."""
     for name, layer in model.named_modules():
-        is_instance = isinstance(layer, nn.modules.instancenorm._InstanceNorm)
-        if isinstance(layer, nn.modules.batchnorm._NormBase) and (
-            not is_instance or layer.track_running_stats
-        ):
-            kind = "running statistics" if is_instance else "batch normalisation"
+        where = name or "model"
+        if isinstance(layer, nn.modules.instancenorm._InstanceNorm):
+            if layer.track_running_stats:
+                raise InvalidArgumentError(
+                    f"model must not track running statistics, found them in {where!r}: they would "
+                    "be released without noise; set track_running_stats=False"
+                )
+        elif isinstance(layer, nn.modules.batchnorm._NormBase):
             raise InvalidArgumentError(
-                f"model must not use {kind}, which mixes samples, found it in {name or 'model'!r}: "
-                f"use GroupNorm or LayerNorm, here torch.nn.GroupNorm(1, {layer.num_features})"
+                f"model must not use batch normalisation, which mixes samples, found it in "
+                f"{where!r}: use GroupNorm or LayerNorm, here "
+                f"torch.nn.GroupNorm(1, {layer.num_features})"
             )
 
 
@@ -123,6 +128,12 @@ class ModuleTask:
         reset: bool = False,
     ) -> None:
         require_no_batch_statistics(model)
+        for name, parameter in model.named_parameters():
+            if isinstance(parameter, nn.parameter.UninitializedParameter):
+                raise InvalidArgumentError(
+                    f"model must have all its parameters, found {name!r} without a shape yet: call "
+                    "it once on a sample, or give the layer its sizes"
+                )
         # A copy: later changes to the user's model must not change the task.
         self._model = copy.deepcopy(model)
         self.loss = loss
@@ -160,14 +171,18 @@ class ModuleTask:
     ) -> Gradients:
         """See ``Task``."""
         inputs, targets = batch.inputs.flatten(0, 1), batch.targets.flatten(0, 1)
-        self._rehearse(parameters[0, 0], inputs, targets)
-        if sample_clip is None:
-            return self._batch_gradient(parameters, batch)
-        return self._clipped_gradient(parameters, batch, sample_clip)
+        with _explained(inputs, targets):
+            self._rehearse(parameters[0, 0], inputs, targets)
+            if sample_clip is None:
+                return self._batch_gradient(parameters, batch)
+            return self._clipped_gradient(parameters, batch, sample_clip)
 
-    @torch.no_grad()
     def evaluate(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:
         """See ``Task``; with accuracy if outputs score classes and targets are classes."""
+        with _explained(inputs, targets), torch.no_grad():
+            return self._evaluate(parameters, inputs, targets)
+
+    def _evaluate(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:
         self._rehearse(parameters[0], inputs, targets)
         rows = min(_ROWS_AT_ONCE, len(inputs))
         models = max(1, _ELEMENTS_AT_ONCE // (rows * max(1, self._num_kept or 0)))
@@ -371,6 +386,28 @@ def make_task(model: nn.Module | Task, loss: MeanLoss | None) -> Task:
     if loss is None:
         raise InvalidArgumentError("loss must be given with a module, found None")
     return ModuleTask(model, loss)
+
+
+@contextmanager
+def _explained(inputs: Tensor, targets: Tensor) -> Iterator[None]:
+    """Raise ``InvalidArgumentError`` with the samples on which the user's model or loss failed."""
+    try:
+        yield
+    except CornError:
+        raise
+    except (RuntimeError, IndexError, TypeError, ValueError) as error:
+        # Running out of memory is no fault of the samples.
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        kinds = [
+            f"{str(values.dtype).removeprefix('torch.')} of shape {tuple(values.shape[1:])}"
+            for values in (inputs, targets)
+        ]
+        why = str(error).strip().split("\n")[0][:200]
+        raise InvalidArgumentError(
+            f"model and loss must accept the samples, found inputs {kinds[0]} and targets "
+            f"{kinds[1]}, on which they failed: {why}"
+        ) from error
 
 
 def _reset_layer(layer: nn.Module) -> None:
