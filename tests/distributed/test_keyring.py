@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from corn.covariance import ThreatModel
-from corn.distributed import RunSettings
+from corn.distributed import RunSettings, join
 from corn.distributed.keyring import (
     load_credentials,
     make_keys,
@@ -199,3 +199,12 @@ def test_an_agent_is_found_by_its_name_in_the_roster(tmp_path: Path) -> None:
     assert load_credentials(tmp_path, "2", 3).agent == 2
     with pytest.raises(InvalidArgumentError, match="names are Oslo, Rome, Kyiv"):
         load_credentials(tmp_path, "Rom", 3)
+
+
+def test_a_folder_of_another_key_has_no_ledger_for_this_one(tmp_path: Path) -> None:
+    """A plan could be released again under the ledger that the first run had missed."""
+    for folder in ("hospital", "other"):
+        make_keys(tmp_path / folder, 2)
+    own = load_credentials(tmp_path / "hospital", 1, 2)
+    with pytest.raises(InvalidArgumentError, match="the folder of the key in use"):
+        join(own, store=("127.0.0.1", 9), keys=tmp_path / "other")

@@ -195,6 +195,13 @@ def test_agents_wait_longer_the_farther_they_are_from_one_that_sends_heartbeats_
             assert near < far <= 2
 
 
+def test_chains_of_waits_may_have_thousands_of_agents() -> None:
+    own = Membership(nx.path_graph(3000), 2999, NewsKeys(make_credentials(0, 1), bytes(32)))
+    # Agent a waits for the message of a − 1 before its own; they are not signed, as is checked.
+    own._waits = {Subject(Kind.WAIT, a - 1, a, a): Saying(100 + a) for a in range(1, 2999)}
+    assert own.count_waits(2998, 100 + 2999) == 2998
+
+
 @pytest.mark.parametrize(
     "false",
     [

@@ -29,6 +29,7 @@ from corn.distributed.rendezvous import Hello, Meeting
 from corn.distributed.settings import RunSettings
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.learn.optimizers import restore_state, save_state
+from corn.noise.stream import encode_fields
 from corn.transport import (
     NO_SESSION,
     Channel,
@@ -120,10 +121,15 @@ def sponsor() -> Iterator[Sponsor]:
 
 
 def test_an_agent_that_is_gone_again_is_not_announced(sponsor: Sponsor) -> None:
+    """And it may ask again."""
     sponsor.ask(HELLO).close()
     time.sleep(0.1)
     sponsor.serve(10)
     assert sponsor.membership.calls == {}
+    channel = sponsor.ask(HELLO, signs=13)
+    sponsor.serve(11)
+    assert read(channel)["refusal"] == ""
+    channel.close()
 
 
 def test_all_others_may_ask_at_the_same_time(sponsor: Sponsor) -> None:
@@ -304,6 +310,9 @@ def test_every_tensor_keeps_its_bits_shape_and_type() -> None:
         lambda data: data.replace(b"3,2", b"-32"),
         lambda data: data.replace(b"3,2", b"9,9"),
         lambda data: data.replace(b"3,2", b"3,x"),
+        lambda _: encode_fields("corn state", "m", "float32", "1" + 30 * "0" + ",0", b""),
+        # Sizes that take long to multiply.
+        lambda _: encode_fields("corn state", "m", "float32", ",".join(9999 * ["9" * 99]), b""),
     ],
 )
 def test_a_damaged_state_is_refused(damage) -> None:  # type: ignore[no-untyped-def]

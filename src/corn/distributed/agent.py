@@ -72,7 +72,7 @@ from corn.learn.sweep import catch_interruption
 from corn.learn.tasks import MeanLoss, Task
 from corn.learn.tasks.module import make_task
 from corn.learn.user_model import UserModel
-from corn.noise import ReleaseLedger, Secret, load_identity
+from corn.noise import ReleaseLedger, Secret
 from corn.noise.stream import STREAM_FORMAT
 from corn.plan import Plan, fingerprint, load_plan, save_plan
 from corn.topology import list_connections
@@ -249,17 +249,10 @@ def run_steps(
             planned = check_guarantee(plan, agent).precision
             required.check(plan, agent)
             folders = None if out is None else make_folders(out, agent)
-            # A ledger beside another key would not count releases under this one.
-            key = load_identity(rendezvous.keys / f"agent-{agent}.key")
-            if key.public_key != rendezvous.credentials.identity.public_key:
-                raise InvalidArgumentError(
-                    f"keys must be the folder of the key in use, found another key in "
-                    f"{rendezvous.keys}"
-                )
             # Opening the ledger begins a run: it locks the file, so that no second process releases
             # under the same count until the end, and writes a nonce that was never used before.
             precision = settings.precision_of(plan, agent, planned)
-            ledger = open_ledger(rendezvous.keys, agent, plan, precision=precision)
+            ledger = open_ledger(rendezvous.key_folder, agent, plan, precision=precision)
             stack.enter_context(ledger)
             if reports.on_ledger is not None:
                 reports.on_ledger(ledger)
@@ -461,7 +454,7 @@ class AgentRun:
         self.total = compose_total(
             self.plan,
             self.agent,
-            keys=self.rendezvous.keys,
+            keys=self.rendezvous.key_folder,
             ledger=self.ledger,
             requirements=self.requirements,
             num_steps=num_steps,

@@ -22,6 +22,7 @@ from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import final
 
+from corn.checks import require
 from corn.distributed.logs import log_event
 from corn.distributed.membership import name_agents
 from corn.errors import (
@@ -33,7 +34,7 @@ from corn.errors import (
     make_printable,
 )
 from corn.learn.sweep import Interruption
-from corn.noise import agree_on_nonce, load_compiled
+from corn.noise import agree_on_nonce, load_compiled, load_identity
 from corn.noise.stream import check_fingerprint, check_nonce, decode_fields, encode_fields
 from corn.parsing import DEFAULT_PORT, build, format_address, parse_address, parse_hex, parse_json
 from corn.plan import AgentGuarantee, Plan, verify_plan
@@ -61,7 +62,6 @@ _SECONDS_TO_LEAVE = 2.0
 # Between two requests to the store an agent looks for refusals and signals.
 _LONGEST_WAIT = 0.2
 _CHALLENGE_BYTES = 32
-_KEYS = Path("keys")
 _JOIN = "join"
 _REFUSAL = "refusal"
 _SECONDS_OF_SILENCE = 2.0
@@ -161,10 +161,17 @@ class Rendezvous:
     bound: Address
     timeout: float
     wait: float | None = None
-    keys: Path = _KEYS
+    keys: Path | None = None
     host: StoreHost | None = None
     rejoins: bool = False
     interruption: Interruption | None = None
+
+    @property
+    def key_folder(self) -> Path:
+        """The folder of the agent's key, roster and ledgers."""
+        if self.keys is None:
+            raise InvalidArgumentError("keys must be the folder of the agent's key, found None")
+        return self.keys
 
     def __post_init__(self) -> None:
         self.agent = self.credentials.agent
@@ -353,7 +360,7 @@ def join(
     store: Address,
     timeout: float = 60.0,
     wait: float | None = None,
-    keys: Path = _KEYS,
+    keys: Path | None = None,
     listen: Address | None = None,
     advertise: Address | None = None,
     opens_store: bool | None = None,
@@ -367,7 +374,7 @@ def join(
         store: address and port of the store.
         timeout: seconds to wait for other agents once all have started.
         wait: seconds within which all agents must start; by default the time-out.
-        keys: the folder of this agent's key, in which its ledger is kept; by default ``keys``.
+        keys: the folder of this agent's key, in which its ledger is kept; a run needs it.
         listen: where neighbours connect to this agent; by default the port of its address in the
             roster, or 29500, at the address that leads to the store. The host of the store uses its
             port, and on the loopback address, where all agents share one machine, others take any
@@ -381,6 +388,11 @@ def join(
     """
     load_compiled()  # may compile for seconds, and no other agent waits for this one yet
     agent = credentials.agent
+    # A ledger beside another key would not count the releases under this one.
+    if keys is not None:
+        own = load_identity(keys / f"agent-{agent}.key").public_key
+        is_own = own == credentials.identity.public_key
+        require(is_own, "keys", "the folder of the key in use", f"another key in {keys}")
     is_host = agent == credentials.roster.store_host if opens_store is None else opens_store
     # A failure on the way leaves no port open.
     with naming_agent(agent, credentials.roster.names), ExitStack() as stack:
