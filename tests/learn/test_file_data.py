@@ -179,14 +179,17 @@ BROKEN: dict[str, tuple[str, str]] = {
         "found '1e39' in row 2 (number of such rows: 1), beyond ±3.4e+38",
     ),
     "no target": ("age,dose\n1,2\n", "column 'ill' is missing; its columns are age, dose"),
-    "short row": ("age,dose,ill\n1,2,a\n1,b\n", "Row #3: Expected 3 columns, got 2"),
+    "short row": (
+        "age,dose,ill\n1,2,a\n1,b\n",
+        "row 2 must have 3 values, one for each column, found 2",
+    ),
     "no rows": ("age,dose,ill\n", "at least one row"),
     "empty": ("", "the first line must have the names of the columns, found nothing"),
     "no header": ("1,2,3\n4,5,6\n", "the first line must have the names of the columns"),
     "twice": ("age,age,ill\n1,2,a\n", "column 'age' occurs twice"),
     "one class": ("age,dose,ill\n1,2,a\n1,2,a\n", "at least two classes"),
     "numbers": ("age,dose,ill\n1,2,.5\n1,2,.7\n", "--regression predicts numbers"),
-    "quotes": ('age,dose,ill\n1,"2,a\n', "Row #2: Expected 3 columns, got 2"),
+    "quotes": ('age,dose,ill\n1,"2,a\n', "row 1 must have 3 values, one for each column, found 2"),
     "several": (
         "age,dose,ill\n,high,a\n1,inf,\n1,1,b\n",
         "column 'dose' must have numbers, found 'high' in row 1 (number of such rows: 2); column "

@@ -328,6 +328,9 @@ FROZEN = nn.Linear(3, 2).requires_grad_(False)
             functional.cross_entropy,
             "must not draw random numbers",
         ),
+        (nn.LazyLinear(2), functional.cross_entropy, "found .weight. without a shape"),
+        (nn.Linear(4, 2), functional.cross_entropy, r"found inputs float32 of shape \(3,\)"),
+        (nn.Linear(3, 1), functional.cross_entropy, "must accept the samples"),
         (FROZEN, functional.cross_entropy, "parameters that are not frozen"),
         (
             nn.BatchNorm1d(3),

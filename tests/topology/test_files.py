@@ -175,6 +175,9 @@ def test_agents_are_found_by_name_or_number() -> None:
     assert look_up_agents(network.agent_names, 'St Mary , "Lyon, north"') == [0, 1]
     with pytest.raises(InvalidArgumentError, match="commas"):
         look_up_agents(network.agent_names, "0\n1")
+    for twice in ("1,1", [1, 1], ["Lyon, north", "1"]):
+        with pytest.raises(InvalidArgumentError, match="a different agent each time"):
+            look_up_agents(network.agent_names, twice)
     with pytest.raises(
         InvalidArgumentError, match=r"--agent must be .* 'st mary': names are St Mary, Lyon"
     ):

@@ -560,8 +560,7 @@ class PrivateOptimizer(Optimizer):
         if now.sums is not None and not now.sums.hidden:
             # Which batches are followed by a step must not depend on data, so all of them must be.
             raise CornError(
-                "optimizer.step() must follow every batch of the loader, or all batches of an "
-                f"accumulation ({self.num_pieces}), once"
+                f"optimizer.step() must follow the {self.num_pieces} batches of each step, once"
             )
         if now.sums is None:
             self._model.require_unchanged()
