@@ -83,7 +83,7 @@ def rehearsing(seed: int) -> Iterator[None]:
 
         def give_keys(own: Rendezvous) -> None:
             open_rendezvous(own)
-            if not own.keys.exists():
+            if own.keys is None:
                 own.keys = folder
 
         stack.enter_context(mock.patch.object(Rendezvous, "__post_init__", give_keys))
