@@ -14,14 +14,7 @@ from corn.cli.options import BATCH_SIZE, JSON, BudgetOptions, is_given, option
 from corn.cli.output import print_result, print_rows
 from corn.covariance import EAVESDROPPER
 from corn.errors import CornWarning, InvalidArgumentError
-from corn.privacy import (
-    ACCOUNTANTS,
-    Accounting,
-    ClippedQuery,
-    PrivacyBudget,
-    gaussian,
-    is_proved,
-)
+from corn.privacy import ACCOUNTANTS, Accounting, ClippedQuery, PrivacyBudget, gaussian, is_proved
 from corn.privacy import account as measure
 from corn.privacy.floats import RESERVE
 from corn.privacy.rounding import write_exactly
