@@ -267,10 +267,8 @@ def read_numbers(option: str, text: str, kind: Callable[[str], Any] = float) -> 
     try:
         return tuple(kind(part) for part in text.split(","))
     except ValueError as error:
-        what = "whole numbers" if kind is int else "numbers"
-        raise InvalidArgumentError(
-            f"{option} must be {what} separated by commas, found {text!r}"
-        ) from error
+        rule = f"{'whole ' * (kind is int)}numbers separated by commas"
+        raise InvalidArgumentError(f"{option} must be {rule}, found {text!r}") from error
 
 
 def _read_per_agent(option: str, text: str, kind: Callable[[str], Any] = float) -> Any:

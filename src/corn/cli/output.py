@@ -142,13 +142,8 @@ def print_result(title: str, facts: Mapping[str, Any], *, as_json: bool) -> None
 
 def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
     """Print a title and aligned pairs of name and value."""
-    table = Table(
-        title=make_printable(title),
-        title_justify="left",
-        show_header=False,
-        box=None,
-        pad_edge=False,
-    )
+    head = make_printable(title)
+    table = Table(title=head, title_justify="left", show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts:

@@ -188,22 +188,14 @@ def label_ends(axes: Axes, ends: Sequence[LineEnd], *, font_size: float | None =
     left = axes.get_xlim()[0]
     wanted = [float(to_fraction.transform((left, end.y))[1]) for end in ends]
     for end, height in zip(ends, spread_apart(wanted, distance), strict=True):
-        sample = Line2D(
-            [0.7 * font_size, 1.7 * font_size, 2.7 * font_size],
-            [0, 0, 0],
-            color=end.colour,
-            linestyle=end.dashes,
-            marker=end.marker,
-            markevery=[1],
-            markerfacecolor="white" if end.is_open else end.colour,
-        )
+        at = [0.7 * font_size, 1.7 * font_size, 2.7 * font_size]
+        sample = Line2D(at, [0, 0, 0], color=end.colour, linestyle=end.dashes, marker=end.marker)
+        sample.set(markevery=[1], markerfacecolor="white" if end.is_open else end.colour)
         # In points from the edge of the axes, whatever their size.
         key = DrawingArea(3 * font_size, 0)
         key.add_artist(sample)
-        name = TextArea(
-            end.text,
-            textprops={"color": darken(end.colour), "fontsize": font_size, "parse_math": False},
-        )
+        text_style = {"color": darken(end.colour), "fontsize": font_size, "parse_math": False}
+        name = TextArea(end.text, textprops=text_style)
         packed = HPacker(children=[key, name], pad=0, sep=1, align="center")
         place: dict[str, Any] = {"xycoords": "axes fraction", "box_alignment": (0, 0.5), "pad": 0}
         box = AnnotationBbox(packed, (1, height), frameon=False, annotation_clip=False, **place)
@@ -255,11 +247,9 @@ def plot_comparison(rows: Sequence[tuple[str, str, float]], *, title: str) -> Fi
     labels = [f"{SHORT_NAMES.get(name, name)}\n{remark}".strip() for name, remark, _ in rows]
     axes.set_yticks(range(len(rows)), labels)
     axes.invert_yaxis()
-    axes.set(
-        xlabel="noise variance of the average over a trusted server's",
-        # Room for the numbers beside the bars.
-        xlim=(0, 1.15 * max(1.0, *ratios)),
-    )
+    axes.set_xlabel("noise variance of the average over a trusted server's")
+    # Room for the numbers beside the bars.
+    axes.set_xlim(0, 1.15 * max(1.0, *ratios))
     return figure
 
 
