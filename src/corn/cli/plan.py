@@ -163,8 +163,8 @@ def _write_request(
 
 def describe_plan(made: Plan, value: float, lower_bound: float) -> dict[str, Any]:
     """Return the facts of a plan, with the value and the bound of its noise."""
-    budget = made.budget
-    shares, steps = made.decomposition, (budget.num_steps, made.cooldown_steps)
+    budget, shares = made.budget, made.decomposition
+    steps = budget.num_steps, made.cooldown_steps
     # An agent's gradient is clipped as a whole, so this concerns samples only.
     alone = " that compute each sample's gradient without regard to others in its batch"
     least = None
