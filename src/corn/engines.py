@@ -285,10 +285,8 @@ class AgentRelease:
 
     @contextmanager
     def _open(self, precision: float, *, continues: bool = False) -> Iterator[ReleaseLedger]:
-        opened = open_ledger(
-            self._keys, self.agent, self.plan, precision=precision, continues=continues
-        )
-        with opened as ledger:
+        own = self._keys, self.agent, self.plan
+        with open_ledger(*own, precision=precision, continues=continues) as ledger:
             if self._required.total_epsilon is not None:
                 # As if all rounds of the plan were released, so that no run ends in the middle.
                 compose_total(

@@ -63,9 +63,7 @@ def attack_by_likelihood(
     # Signs of the canary alternate over releases. Turned back, all releases have one shift.
     signs, shift = alternate(len(hidden))[:, None], signal.shift * size
     # A canary of size c on part j adds c [Σ⁻¹]_jj to e_jᵀ Σ⁻¹ v.
-    null, alternative = (
-        (noise + size * part) * signs for part in (signal.null, signal.alternative)
-    )
+    null, alternative = ((noise + size * own) * signs for own in (signal.null, signal.alternative))
     chances, is_replace = signal.participation, signal.is_replace
     if signal.rate is None:
         # The same number of releases for all trials: scores have variance one on average.
@@ -77,9 +75,8 @@ def attack_by_likelihood(
         len(null), shift, signal.rate, is_replace=is_replace, num_trials=20_000, seed=seed
     )
     thresholds = np.quantile(np.concatenate(practice), _QUANTILES)
-    scores = (
-        mixture_score(own, shift, chances, is_replace=is_replace) for own in (null, alternative)
-    )
+    pair = (null, alternative)
+    scores = (mixture_score(own, shift, chances, is_replace=is_replace) for own in pair)
     return TrialScores(*scores), thresholds
 
 

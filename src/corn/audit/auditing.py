@@ -274,9 +274,8 @@ def _attack(
             low = estimate_mu(scores, confidence=1 - 2 * alpha).low if is_normal else 0.0
             by_mu = max(by_mu, low)
             if low > promise.mu:
-                excess.append(
-                    f"{name}: μ ≥ {round_bound_down(low)}, promised {round_up(promise.mu)}"
-                )
+                bound, promised = round_bound_down(low), round_up(promise.mu)
+                excess.append(f"{name}: μ ≥ {bound}, promised {promised}")
         yield Finding(
             victim=victim,
             view=view,

@@ -311,9 +311,8 @@ class AuditedRun:
         """Return the sum of those masks of an agent that keys are known of, shape (size,)."""
         attempt, step = self.releases[number]
         mask: MaskWords = np.zeros(self.size, WORDS[self.plan.mask_bits])
-        added, subtracted = list_masks(
-            self.plan.decomposition, agent, nonce=self.nonces[attempt], step=step
-        )
+        nonce = self.nonces[attempt]
+        added, subtracted = list_masks(self.plan.decomposition, agent, nonce=nonce, step=step)
         source = SecureSource(keys)
         for address in (*added, *subtracted):
             if address.owner in keys:

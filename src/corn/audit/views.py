@@ -200,12 +200,10 @@ def find_smallest_break(plan: Plan) -> tuple[View, int] | None:
     Coalitions are compared in order of their sizes, up to :func:`largest_compared`; None if none of
     these exceeds a promise.
     """
-    streams = StreamWeights.of(plan.decomposition)
+    streams, caps = StreamWeights.of(plan.decomposition), plan.precision_caps
     for size in range(largest_compared(plan) + 1):
-        excess = (
-            (streams.precision(view) / plan.precision_caps, view)
-            for view in _list_views(plan.num_agents, size)
-        )
+        views = _list_views(plan.num_agents, size)
+        excess = ((streams.precision(view) / caps, view) for view in views)
         ratios, view = max(excess, key=lambda one: float(one[0].max()))
         if ratios.max() > 1 + _ROUNDING:
             return view, int(ratios.argmax())

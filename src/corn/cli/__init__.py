@@ -94,15 +94,11 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
+_FLAG = typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+
+
 @app.callback()
-def describe(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", help="Print the version.", callback=_print_version, is_eager=True
-        ),
-    ] = False,
-) -> None:
+def describe(version: Annotated[bool, _FLAG] = False) -> None:
     """CorN: private decentralised learning with correlated noise that cancels."""
 
 

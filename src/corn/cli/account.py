@@ -14,14 +14,7 @@ from corn.cli.options import BATCH_SIZE, JSON, BudgetOptions, is_given, option
 from corn.cli.output import print_result, print_rows
 from corn.covariance import EAVESDROPPER
 from corn.errors import CornWarning, InvalidArgumentError
-from corn.privacy import (
-    ACCOUNTANTS,
-    Accounting,
-    ClippedQuery,
-    PrivacyBudget,
-    gaussian,
-    is_proved,
-)
+from corn.privacy import ACCOUNTANTS, Accounting, ClippedQuery, PrivacyBudget, gaussian, is_proved
 from corn.privacy import account as measure
 from corn.privacy.floats import RESERVE
 from corn.privacy.rounding import write_exactly
@@ -90,6 +83,7 @@ def _calibrate(budget: PrivacyBudget, name: Accounting) -> dict[str, Any]:
     """Return the noise of an accountant, and the ε that it really gives."""
     epsilon, delta, query = budget.promise
     mu = ACCOUNTANTS[name].mu_from(epsilon, delta)
+    std = query.sensitivity * math.sqrt(query.participations(budget.num_steps)) / mu
     # Noise variance is Δ²T/μ², so the ratio of variances is that of μ² the other way round.
     quotient = gaussian.mu_from(epsilon, delta) / mu
     ratio = quotient * quotient  # not ** 2, which raises where it should be infinite
@@ -103,9 +97,7 @@ def _calibrate(budget: PrivacyBudget, name: Accounting) -> dict[str, Any]:
     return {
         "calibration": name,
         "mu": mu,
-        "independent_noise_std": (
-            query.sensitivity * math.sqrt(query.participations(budget.num_steps)) / mu
-        ),
+        "independent_noise_std": std,
         "variance_ratio": ratio,
         "exact_epsilon": exact,
         "verdict": "exact" if name == "gdp" else verdict,

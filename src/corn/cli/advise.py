@@ -116,13 +116,10 @@ def _write_commands(
     if task is not None:
         commands.insert(0, ["corn", "train", "--task", task, *promise, *samples, *batches])
         launch = ["corn", "launch", _PLAN, "--task", task, *batches, "--step-size"]
-        commands.append([*launch, write_exactly(_round(step_size)), "--out", "out/run"])
+        # The distance D is a guess, so a second digit would mean nothing.
+        rounded = write_exactly(float(f"{step_size:.1g}"))
+        commands.append([*launch, rounded, "--out", "out/run"])
     return [shlex.join(map(str, command)) for command in commands]
-
-
-def _round(step_size: float) -> float:
-    # The distance D is a guess, so a second digit would mean nothing.
-    return float(f"{step_size:.1g}")
 
 
 def _print(
@@ -135,8 +132,7 @@ def _print(
     *,
     as_json: bool,
 ) -> None:
-    prospect = proposal.prospect
-    budget = proposal.budget
+    prospect, budget = proposal.prospect, proposal.budget
     facts = {
         "graph": network.source,
         "num_agents": scale.num_agents,

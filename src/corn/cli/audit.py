@@ -67,11 +67,10 @@ def audit(
         return
     # A plan for samples depends on sampling, which only whole steps contain.
     through = through or ("shares" if plan.budget.unit == "agent" else "step")
+    victims = None if victim is None else [plan.network.find_agent(victim, argument="--victim")]
     report = audit_plan(
         plan,
-        victims=(
-            None if victim is None else [plan.network.find_agent(victim, argument="--victim")]
-        ),
+        victims=victims,
         view=None if view == "worst" else read_view(view, agents),
         through=through,
         num_trials=trials,
@@ -85,9 +84,8 @@ def audit(
     if weakest is not None:
         attacker, exposed = weakest
         # By the noise alone, which is the fastest: the plan does not promise anything here.
-        (beyond,) = audit_plan(
-            plan, victims=[exposed], view=attacker, num_trials=trials, seed=seed
-        ).findings
+        last = audit_plan(plan, victims=[exposed], view=attacker, num_trials=trials, seed=seed)
+        (beyond,) = last.findings
     settings = {"through": through, "num_trials": trials, "seed": seed}
     _print(plan, report, beyond, largest_compared(plan), settings, as_json=json)
     # After the table, so that the last lines say what failed.
@@ -148,9 +146,8 @@ def _print(
 ) -> None:
     names = plan.network.agent_names
     found = report.messages
-    findings = [
-        _describe_finding(one, names) for one in sorted(report.findings, key=lambda one: one.victim)
-    ]
+    ordered = sorted(report.findings, key=lambda one: one.victim)
+    findings = [_describe_finding(one, names) for one in ordered]
     facts = {
         "promise": plan.budget.describe(),
         "adversary": plan.threat.describe(),
@@ -179,15 +176,13 @@ def _print(
             f"differences between steps must be uniform: {told}, in {found.num_tests:,} tests of "
             f"{found.num_words:,} words each"
         )
-    facts["smallest_break"] = (
-        f"none: no coalition of up to {most_compared} insiders exceeds the promise"
-    )
+    broken = f"none: no coalition of up to {most_compared} insiders exceeds the promise"
     if beyond is not None:
-        facts["smallest_break"] = (
+        broken = (
             f"{beyond.view.describe(names)} against agent {label_agent(names, beyond.victim)}: "
             f"measured μ {beyond.mu.estimate:.4g}, promised {round_up(beyond.promise.mu, 4)}"
         )
-    print_result(title, facts, as_json=False)
+    print_result(title, facts | {"smallest_break": broken}, as_json=False)
     rows = [
         {
             **one,

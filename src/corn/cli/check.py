@@ -74,10 +74,8 @@ def _print_page(
     rows = []
     for report in reports:
         checked = [_find_worst(report, name) for name in names]
-        version = report.version.partition(",")[0]
-        rows.append(
-            [report.site, *checked, report.plan[:8], report.roster[:8], version, report.time]
-        )
+        corn = report.version.partition(",")[0]
+        rows.append([report.site, *checked, report.plan[:8], report.roster[:8], corn, report.time])
     columns = ["site", *names, "plan", "roster", "corn", "time"]
     print_table("checks of the consortium", columns, rows)
     for report in reports:

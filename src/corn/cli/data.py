@@ -31,8 +31,5 @@ def data(
         listed = [{"name": name, "present": is_present} for name, is_present in known.items()]
         print_json({"directory": cache_directory(), "datasets": listed})
     else:
-        rows = [
-            [n, "yes" if is_present else f"no: corn data get {n}"]
-            for n, is_present in known.items()
-        ]
+        rows = [[n, "yes" if own else f"no: corn data get {n}"] for n, own in known.items()]
         print_table(f"Data sets in {cache_directory()}", ["name", "present"], rows)

@@ -156,10 +156,8 @@ def _make(keys: Path, numbers: Sequence[int]) -> dict[str, str]:
     require_private(keys)
     # All names are checked before the first key is written, so that a failure leaves no new keys.
     for number in numbers:
-        if (keys / f"agent-{number}.key").exists():
-            raise FileFormatError(
-                f"{keys / f'agent-{number}.key'}: exists; keys are never overwritten"
-            )
+        if (file := keys / f"agent-{number}.key").exists():
+            raise FileFormatError(f"{file}: exists; keys are never overwritten")
     public_keys = {}
     for number in numbers:
         identity = generate_identity()
@@ -222,23 +220,21 @@ def _add_up(
 def _history_facts(history: ReleaseHistory, delta: float) -> dict[str, Any]:
     plans = []
     for record in history.records:
-        expense = record.expense
-        budget = expense.terms.budget
-        colluders = expense.terms.max_colluders
+        expense, terms = record.expense, record.expense.terms
         plans.append(
             {
                 "plan": record.plan,
                 "ledger": record.path,
-                "unit": budget.unit,
+                "unit": terms.budget.unit,
                 "protects": f"{expense.query.protects} ({expense.query.recipe})",
-                "max_colluders": colluders,
-                "adversary": describe_adversary(colluders),
+                "max_colluders": terms.max_colluders,
+                "adversary": describe_adversary(terms.max_colluders),
                 "releases": expense.num_releases,
-                "planned_steps": budget.num_steps,
+                "planned_steps": terms.budget.num_steps,
                 "precision": expense.precision,
-                "epsilon": compose_expenses([expense], delta, unit=budget.unit).epsilon,
-                "promised_epsilon": budget.epsilon,
-                "promised_delta": budget.delta,
+                "epsilon": compose_expenses([expense], delta, unit=terms.budget.unit).epsilon,
+                "promised_epsilon": terms.budget.epsilon,
+                "promised_delta": terms.budget.delta,
                 "is_running": record.is_running,
             }
         )
@@ -270,9 +266,8 @@ def _print_ledgers(agents: list[dict[str, Any]], delta: str, names: Sequence[str
         totals.append({"agent": agent, **own["total"], **total, "epsilon_of_whole_data": whole})
     columns = ["agent", "plan", "unit", "max_colluders", "releases", "epsilon"]
     columns += ["promised_epsilon", "state"]
-    print_rows(
-        f"releases under each plan, and their ε by themselves at δ = {delta}", plans, columns
-    )
+    title = f"releases under each plan, and their ε by themselves at δ = {delta}"
+    print_rows(title, plans, columns)
     meanings = {plan["plan"]: f"{plan['protects']}, against {plan['adversary']}" for plan in plans}
     print_facts("what each plan protects", meanings.items())
     columns = ["agent", "epsilon", "unit", "max_colluders", "epsilon_of_whole_data"]

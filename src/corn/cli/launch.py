@@ -133,9 +133,7 @@ def _collect_facts(
     model: learn.TrainedModel | None,
 ) -> dict[str, Any]:
     """Return the content of run.json: nothing computed from private data without noise."""
-    plan = launched.plan
-    problem = launched.problem
-    last = launched.measured.rows[-1]
+    plan, problem, last = launched.plan, launched.problem, launched.measured.rows[-1]
     quality = None
     # Scores on an agent's own samples are private.
     if model is not None and "test" in problem.public_parts:

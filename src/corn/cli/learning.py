@@ -122,10 +122,7 @@ class LearningOptions:
 
 _OF_DATA = ("target", "features", "classes", "regression", "bounds", "test_data")
 # What the consortium file has, so that it is no option beside it.
-_DECIDED_BY_CONSORTIUM = (
-    *_OF_DATA,
-    *("task", "model", "partition", "data_seed", "batch_size", "step_size"),
-)
+_OF_TRAINING = ("task", "model", "partition", "data_seed", "batch_size", "step_size")
 
 
 def read_consortium(
@@ -138,7 +135,7 @@ def read_consortium(
     if path is None or path.suffix != ".toml":
         return None
     consortium = load_consortium(path)
-    refuse_given(context, _DECIDED_BY_CONSORTIUM, f"{path} decides this: omit the option")
+    refuse_given(context, (*_OF_DATA, *_OF_TRAINING), f"{path} decides this: omit the option")
     if data is None:
         raise typer.BadParameter(
             "give the file of this site, or of each site as data/{site}.csv", param_hint="--data"

@@ -59,9 +59,7 @@ def spread_records(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command with a signature for typer, in which fields replace their records."""
     # Annotations are text where a module postpones them; typer needs the types themselves.
     parameters = inspect.signature(command, eval_str=True).parameters.values()
-    records: dict[str, Any] = {
-        p.name: p.annotation for p in parameters if is_dataclass(p.annotation)
-    }
+    records: Any = {p.name: p.annotation for p in parameters if is_dataclass(p.annotation)}
 
     @wraps(command)
     def call(**given: Any) -> None:
@@ -89,10 +87,8 @@ def _declare(name: str, kind: Any, declared: Any) -> Parameter:
     # Typer would give a switch a second name with --no-.
     flag = declared.metadata["flag"] or (f"--{name.replace('_', '-')}" if kind is bool else "")
     info = declared.metadata["info"](*([flag] if flag else []))
-    default = Parameter.empty if declared.default is MISSING else declared.default
-    return Parameter(
-        name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
-    )
+    made = Parameter(name, Parameter.KEYWORD_ONLY, annotation=Annotated[kind, info])
+    return made if declared.default is MISSING else made.replace(default=declared.default)
 
 
 def read_configuration(context: typer.Context) -> dict[str, object]:
@@ -271,10 +267,8 @@ def read_numbers(option: str, text: str, kind: Callable[[str], Any] = float) -> 
     try:
         return tuple(kind(part) for part in text.split(","))
     except ValueError as error:
-        what = "whole numbers" if kind is int else "numbers"
-        raise InvalidArgumentError(
-            f"{option} must be {what} separated by commas, found {text!r}"
-        ) from error
+        rule = f"{'whole ' * (kind is int)}numbers separated by commas"
+        raise InvalidArgumentError(f"{option} must be {rule}, found {text!r}") from error
 
 
 def _read_per_agent(option: str, text: str, kind: Callable[[str], Any] = float) -> Any:

@@ -78,13 +78,7 @@ _FOR_PROGRAMS = {
     *("max_parameters", "precision", "grid", "central_ratio", "names", "simulation"),
 }
 _FOR_GOSSIP = {
-    "gossip",
-    "cooldown_steps",
-    "objective",
-    "value",
-    "lower_bound",
-    "max_streams",
-    "gap",
+    *("gossip", "cooldown_steps", "objective", "value", "lower_bound", "max_streams", "gap"),
 }
 _ROUNDED_UP = {"epsilon", "delta", "mu", "std", "precision"}
 _ROUNDED_DOWN = {"certified", "gaussian", "bound", "cap", "caps"}
@@ -113,10 +107,8 @@ def write_fact(key: str, value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):
-        pairs = value.items()
-        return ", ".join(
-            f"{name_fact(name)} {write_fact(f'{key}_{name}', own)}" for name, own in pairs
-        )
+        facts = (f"{name_fact(k)} {write_fact(f'{key}_{k}', own)}" for k, own in value.items())
+        return ", ".join(facts)
     if isinstance(value, np.ndarray | list | tuple):
         if all(isinstance(own, int | float | np.number) for own in value) and len(value):
             return write_range(value, lambda own: write_fact(key, own))
@@ -150,13 +142,8 @@ def print_result(title: str, facts: Mapping[str, Any], *, as_json: bool) -> None
 
 def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
     """Print a title and aligned pairs of name and value."""
-    table = Table(
-        title=make_printable(title),
-        title_justify="left",
-        show_header=False,
-        box=None,
-        pad_edge=False,
-    )
+    head = make_printable(title)
+    table = Table(title=head, title_justify="left", show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts:
@@ -213,9 +200,7 @@ def collect_sampling(budget: PrivacyBudget) -> dict[str, object]:
 
 def warn_of_insiders(designs: Iterable[tuple[str, Decomposition, ThreatModel]]) -> None:
     """Print a note on mechanisms whose agents share seeds, and that hold against no insider."""
-    names = [
-        name for name, noise, threat in designs if noise.seed_groups and not threat.max_colluders
-    ]
+    names = [name for name, own, threat in designs if own.seed_groups and not threat.max_colluders]
     if names:
         print_note(
             f"{', '.join(names)}: private against an eavesdropper only; an agent can subtract the "

@@ -70,16 +70,14 @@ def plan(
         refuse_given(context, decided, f"{consortium} decides this: omit the option")
         agreed = load_consortium(consortium)
         with working("designing the noise"):
-            made = make_plan(
-                agreed.load_network(), agreed.make_budget(), threat=agreed.make_threat()
-            )
+            given = agreed.load_network(), agreed.make_budget()
+            made = make_plan(*given, threat=agreed.make_threat())
         _save(made, out or agreed.plan_path, agreed, json=json)
         return
     if out is None:
         raise typer.BadParameter("give a file for the plan", param_hint="--out")
     if graph is None:
-        promise = budget.make(batch_size)
-        _write_request(promise, mechanism, mixing, threat, out, json=json)
+        _write_request(budget.make(batch_size), mechanism, mixing, threat, out, json=json)
         return
     network = mixing.load_network(graph)
     promise = budget.make(batch_size)
@@ -110,9 +108,8 @@ def _save(made: Plan, out: Path, consortium: Consortium | None = None, *, json: 
             {"site": site.name, "samples": site.samples, "training": own, "batch": rate * own}
             for site, own in zip(consortium.sites, sizes, strict=True)
         ]
-    title = (
-        f"plan {fingerprint(made).hex()[:16]} for {made.num_agents} agents on {made.network.source}"
-    )
+    digits = fingerprint(made).hex()[:16]
+    title = f"plan {digits} for {made.num_agents} agents on {made.network.source}"
     print_result(title, facts, as_json=json)
     if "sites" in facts and not json:
         print_rows("rows of each site", facts["sites"], ("site", "samples", "training", "batch"))
@@ -166,8 +163,8 @@ def _write_request(
 
 def describe_plan(made: Plan, value: float, lower_bound: float) -> dict[str, Any]:
     """Return the facts of a plan, with the value and the bound of its noise."""
-    budget = made.budget
-    shares = made.decomposition
+    budget, shares = made.budget, made.decomposition
+    steps = budget.num_steps, made.cooldown_steps
     # An agent's gradient is clipped as a whole, so this concerns samples only.
     alone = " that compute each sample's gradient without regard to others in its batch"
     least = None
@@ -190,10 +187,8 @@ def describe_plan(made: Plan, value: float, lower_bound: float) -> dict[str, Any
         "value": value,
         "lower_bound": lower_bound,
         "mixing": made.network.mixing,
-        "messages": made.network.describe_mixing(budget.num_steps, made.cooldown_steps),
-        "messages_per_link": made.network.gossip.count_messages(
-            budget.num_steps, made.cooldown_steps
-        ),
+        "messages": made.network.describe_mixing(*steps),
+        "messages_per_link": made.network.gossip.count_messages(*steps),
         "gossip": str(made.network.gossip),
         "cooldown_steps": made.cooldown_steps,
         "mechanism": made.mechanism,

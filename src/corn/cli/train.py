@@ -64,14 +64,8 @@ if TYPE_CHECKING:
 
 _MECHANISMS = "corn,decor,ldp,none"
 # The options that a plan decides.
-_DECIDED_BY_PLAN = (
-    "graph",
-    *(
-        field.name
-        for record in (BudgetOptions, MixingOptions, ThreatOptions)
-        for field in fields(record)
-    ),
-)
+_RECORDS = (BudgetOptions, MixingOptions, ThreatOptions)
+_DECIDED_BY_PLAN = ("graph", *(own.name for record in _RECORDS for own in fields(record)))
 # Columns of the printed table, by the names of summaries.
 _COLUMNS = {
     "test_loss": "test loss",
@@ -159,17 +153,15 @@ def train(
         )
     # Options are checked before anything is designed, which can take minutes.
     agreed = None if consortium is None else consortium.training
-    step_sizes = _parse_step_sizes(
-        step_size if consortium is None else str(consortium.step_size), learning
-    )
+    asked = step_size if consortium is None else str(consortium.step_size)
+    step_sizes = _parse_step_sizes(asked, learning)
     factory = NAMED_OPTIMIZERS[optimizer]
     if factory is not None:
         require_exact_sums(network)
         # Silently ignored, a momentum would leave the user with another model than intended.
         if mixing.momentum:
-            raise typer.BadParameter(
-                f"belongs to --optimizer sgd, found {optimizer}", param_hint="--momentum"
-            )
+            why = f"belongs to --optimizer sgd, found {optimizer}"
+            raise typer.BadParameter(why, param_hint="--momentum")
     dtype = "float32" if planned is None else planned.dtype
     settings = learn.SweepSettings(
         num_steps=promise.num_steps,
@@ -306,8 +298,7 @@ def _collect_models(
 
     A mechanism is left out if its runs broke down, or its model does not predict.
     """
-    result = comparison.result
-    problem = comparison.problem
+    result, problem = comparison.result, comparison.problem
     models, qualities = {}, {}
     for place, trial in enumerate(result.trials):
         name = trial.mechanism.name

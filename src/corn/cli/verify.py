@@ -132,9 +132,7 @@ def _show_connections(plan: Plan, roster: Roster, agent: int | None, *, as_json:
     if as_json:
         print_json({"store_host": host, "connections": rows})
         return
-    shown = [
-        {**own, "agent": names[own["agent"]], "reaches": names[own["reaches"]]} for own in rows
-    ]
+    shown = [row | {name: names[row[name]] for name in ("agent", "reaches")} for row in rows]
     print_rows("connections that firewalls must allow", shown, list(rows[0]) if rows else [])
     print_note(
         f"agent {label_agent(names, host)} opens the store (--store): the first agent that accepts "

@@ -1,9 +1,4 @@
-"""Figures, tables and pages.
-
-- ``plot_comparison``, ``plot_training``: the ``--plot`` of one command each.
-- ``figure_style``: column width, font size, or a style file of Matplotlib of your own.
-- ``save_figure``: write a figure as PNG, SVG or PDF, with fonts that journals accept.
-"""
+"""Figures, tables and pages."""
 
 from corn.report.figures import (
     MECHANISM_COLOURS,

@@ -10,6 +10,7 @@ import logging
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -87,13 +88,9 @@ def choose_styles(names: Iterable[str]) -> dict[str, LineStyle]:
     LineStyle(colour='#0072B2', marker='D', dashes='-')
     """
     styles = {}
-    place = 0
+    more = zip(cycle(_MORE_COLOURS), cycle(_MORE_MARKERS), strict=True)
     for name in names:
-        _, colour, marker = _STYLES.get(name, ("", "", ""))
-        if name not in _STYLES:
-            colour = _MORE_COLOURS[place % len(_MORE_COLOURS)]
-            marker = _MORE_MARKERS[place % len(_MORE_MARKERS)]
-            place += 1
+        colour, marker = _STYLES[name][1:] if name in _STYLES else next(more)
         styles[name] = LineStyle(colour, marker, "--" if name in _DASHED else "-")
     return styles
 
@@ -191,33 +188,18 @@ def label_ends(axes: Axes, ends: Sequence[LineEnd], *, font_size: float | None =
     left = axes.get_xlim()[0]
     wanted = [float(to_fraction.transform((left, end.y))[1]) for end in ends]
     for end, height in zip(ends, spread_apart(wanted, distance), strict=True):
-        sample = Line2D(
-            [0.7 * font_size, 1.7 * font_size, 2.7 * font_size],
-            [0, 0, 0],
-            color=end.colour,
-            linestyle=end.dashes,
-            marker=end.marker,
-            markevery=[1],
-            markerfacecolor="white" if end.is_open else end.colour,
-        )
+        at = [0.7 * font_size, 1.7 * font_size, 2.7 * font_size]
+        sample = Line2D(at, [0, 0, 0], color=end.colour, linestyle=end.dashes, marker=end.marker)
+        sample.set(markevery=[1], markerfacecolor="white" if end.is_open else end.colour)
         # In points from the edge of the axes, whatever their size.
         key = DrawingArea(3 * font_size, 0)
         key.add_artist(sample)
-        name = TextArea(
-            end.text,
-            textprops={"color": darken(end.colour), "fontsize": font_size, "parse_math": False},
-        )
-        axes.add_artist(
-            AnnotationBbox(
-                HPacker(children=[key, name], pad=0, sep=1, align="center"),
-                (1, height),
-                xycoords="axes fraction",
-                box_alignment=(0, 0.5),
-                frameon=False,
-                pad=0,
-                annotation_clip=False,
-            )
-        )
+        text_style = {"color": darken(end.colour), "fontsize": font_size, "parse_math": False}
+        name = TextArea(end.text, textprops=text_style)
+        packed = HPacker(children=[key, name], pad=0, sep=1, align="center")
+        place: dict[str, Any] = {"xycoords": "axes fraction", "box_alignment": (0, 0.5), "pad": 0}
+        box = AnnotationBbox(packed, (1, height), frameon=False, annotation_clip=False, **place)
+        axes.add_artist(box)
 
 
 def spread_apart(wanted: Sequence[float], distance: float) -> list[float]:
@@ -265,11 +247,9 @@ def plot_comparison(rows: Sequence[tuple[str, str, float]], *, title: str) -> Fi
     labels = [f"{SHORT_NAMES.get(name, name)}\n{remark}".strip() for name, remark, _ in rows]
     axes.set_yticks(range(len(rows)), labels)
     axes.invert_yaxis()
-    axes.set(
-        xlabel="noise variance of the average over a trusted server's",
-        # Room for the numbers beside the bars.
-        xlim=(0, 1.15 * max(1.0, *ratios)),
-    )
+    axes.set_xlabel("noise variance of the average over a trusted server's")
+    # Room for the numbers beside the bars.
+    axes.set_xlim(0, 1.15 * max(1.0, *ratios))
     return figure
 
 
@@ -307,9 +287,8 @@ def plot_training(
     num_panels = len(measured) + shows_samples
     width, height = mpl.rcParams["figure.figsize"]
     figure = Figure(figsize=(num_panels * width, height), layout="constrained")
-    figure.suptitle(
-        _wrap(title, num_panels * width), fontsize=mpl.rcParams["font.size"], parse_math=False
-    )
+    title = _wrap(title, num_panels * width)
+    figure.suptitle(title, fontsize=mpl.rcParams["font.size"], parse_math=False)
     panels = figure.subplots(1, num_panels, squeeze=False)[0]
     for axes, column in zip(panels, measured, strict=False):
         _draw_runs(axes, rows, step_sizes, column, cooldown_steps)
@@ -342,20 +321,13 @@ def _draw_runs(
         every = max(1, len(steps) // 4)
         # The measurement of the last step is of models after the cool-down.
         places = [step + cooldown_steps if step == final else step for step in steps]
-        axes.plot(
-            places,
-            means,
-            color=style.colour,
-            linestyle=style.dashes,
-            marker=style.marker,
-            # A few markers tell lines apart; one at every point would hide them.
-            markevery=(every // 2, every),
-        )
+        (line,) = axes.plot(places, means, color=style.colour, linestyle=style.dashes)
+        # A few markers tell lines apart; one at every point would hide them.
+        line.set(marker=style.marker, markevery=(every // 2, every))
         text = SHORT_NAMES.get(name, name)
         ends.append(LineEnd(text, float(means[-1]), style.colour, style.marker, style.dashes))
-        axes.fill_between(
-            places, means - stds, means + stds, color=style.colour, alpha=0.15, linewidth=0
-        )
+        low, high = means - stds, means + stds
+        axes.fill_between(places, low, high, color=style.colour, alpha=0.15, linewidth=0)
     axes.set(xlabel="step", ylabel=_MEASURE_LABELS[column])
     # The same in all panels, and none in the cool-down, which has no steps.
     ticks = MaxNLocator(5, integer=True).tick_values(0, final)
@@ -363,17 +335,9 @@ def _draw_runs(
     axes.yaxis.set_major_locator(MaxNLocator(6))
     if cooldown_steps:
         axes.axvspan(final, final + cooldown_steps, color=PALE, alpha=0.3, linewidth=0)
-        axes.annotate(
-            "cool-down",
-            (final, 1),
-            xycoords=("data", "axes fraction"),
-            xytext=(-2, -2),
-            textcoords="offset points",
-            ha="right",
-            va="top",
-            color=INK,
-            fontsize="small",
-        )
+        text_style: dict[str, Any] = {"ha": "right", "va": "top", "color": INK, "fontsize": "small"}
+        units: Any = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+        axes.annotate("cool-down", (final, 1), (-2, -2), **units, **text_style)
     # Lines end at the right edge, next to their names.
     axes.margins(x=0)
     # Fixed, because labels are placed by these limits.

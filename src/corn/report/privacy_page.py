@@ -1,8 +1,4 @@
-"""One page on the privacy of a model, for a data-protection officer, as HTML or PDF.
-
-:func:`describe_privacy` collects what the page says, as plain text in sections. :func:`write_html`
-and :func:`write_pdf` only set it.
-"""
+"""One page on the privacy of a model, for a data-protection officer, as HTML or PDF."""
 
 from __future__ import annotations
 
@@ -191,9 +187,8 @@ def _explain_promise(promise: ModelPromise, id_column: str | None) -> list[Secti
     doubled = min(1.0, (1 + math.exp(min(epsilon, 700.0))) * delta)
     changed = f"{_percent(bound_guess(2 * epsilon, doubled))} in place of {guess}"
     found = _percent(bound_detection(epsilon, delta, _FALSE_ALARMS))
-    is_sample = promise.unit == "sample"
     is_replaced = promise.relation == "replace-one"
-    if is_sample:
+    if promise.unit == "sample":
         what = "a certain row"
         checked = "CorN was not told which rows belong to one person."
         if id_column is not None:
