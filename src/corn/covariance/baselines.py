@@ -132,10 +132,7 @@ def _refuse_insiders(threat: ThreatModel, mechanism: str) -> None:
 
 
 def _conclude(
-    problem: DesignProblem,
-    covariance: FloatArray,
-    mechanism: MechanismName,
-    solver: SolverName,
+    problem: DesignProblem, covariance: FloatArray, mechanism: MechanismName, solver: SolverName
 ) -> Design:
     """Return the design, with the bound of the dual: the best of *all* covariances."""
     # Insiders only ask for more noise, so the bound against an eavesdropper holds for any threat.

@@ -28,13 +28,7 @@ from corn.checks import (
     require_choice,
     require_count,
 )
-from corn.errors import (
-    CornError,
-    FileFormatError,
-    InvalidArgumentError,
-    list_some,
-    make_printable,
-)
+from corn.errors import CornError, FileFormatError, InvalidArgumentError, list_some, make_printable
 from corn.topology.files import (
     EDGE_LIST_SUFFIXES,
     MATRIX_SUFFIXES,
