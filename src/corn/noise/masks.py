@@ -102,9 +102,8 @@ def _owners_of_masks(noise: Decomposition, agent: int) -> tuple[Owner, ...]:
 def draw_offset(nonce: bytes, step: int, size: int) -> FloatArray:
     """Return the public offset of a step, uniform multiples of 2⁻²⁴ in [0, 1), shape (size,)."""
     words = np.frombuffer(start_offset(nonce, step, size).update(bytes(4 * size)), "<u4")
-    return np.ldexp(
-        (words >> np.uint32(32 - normals.OFFSET_BITS)).astype(np.float64), -normals.OFFSET_BITS
-    )
+    top = words >> np.uint32(32 - normals.OFFSET_BITS)
+    return np.ldexp(top.astype(np.float64), -normals.OFFSET_BITS)
 
 
 def start_offset(nonce: bytes, step: int, size: int) -> CipherContext:
@@ -142,9 +141,8 @@ def make_message(
     shares = [source.start(address, num_blocks * BLOCK_BYTES) for _, address in terms]
     added, subtracted = list_masks(noise, agent, nonce=nonce, step=step)
     masks = [source.start(a, num_blocks * mask_bytes, kind="mask") for a in (*added, *subtracted)]
-    offsets = (
-        [start_offset(*offset, num_blocks * normals.VALUES_PER_BLOCK)] if noise.is_masked else []
-    )
+    num_values = num_blocks * normals.VALUES_PER_BLOCK
+    offsets = [start_offset(*offset, num_values)] if noise.is_masked else []
     block_bytes = len(shares) * BLOCK_BYTES + len(masks) * mask_bytes + len(offsets) * offset_bytes
     at_once = count_at_once(block_bytes, num_blocks)
     reader = Keystreams(

@@ -263,7 +263,7 @@ def opens_link(agent: int, peer: int, accepts: Sequence[bool]) -> bool:
 
 
 def list_connections(graph: Graph, accepts: Sequence[bool]) -> list[tuple[int, int]]:
-    """Return (connecting, accepting) agents of each link; raise naming all where neither accepts."""
+    """Return (connecting, accepting) agents of each link; raise for all where neither accepts."""
     links = sorted({(min(link), max(link)) for link in graph.edges})
     closed = [link for link in links if not any(accepts[end] for end in link)]
     if closed:
