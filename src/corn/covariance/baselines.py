@@ -101,15 +101,8 @@ class Reference:
         std = 1 / (n * problem.strictest_cap**0.5) if self.name == "central" else 0.0
         R = np.full((n, n), std * std)
         value = problem.value(R)
-        return Design(
-            mechanism=self.name,
-            solver="formula",
-            status="reference",
-            covariance=R,
-            precision_caps=problem.precision_caps,
-            value=value,
-            lower_bound=value,
-        )
+        # Its value is its own bound.
+        return Design(self.name, "formula", "reference", R, problem.precision_caps, value, value)
 
 
 def _search_family(
@@ -132,22 +125,12 @@ def _refuse_insiders(threat: ThreatModel, mechanism: str) -> None:
 
 
 def _conclude(
-    problem: DesignProblem,
-    covariance: FloatArray,
-    mechanism: MechanismName,
-    solver: SolverName,
+    problem: DesignProblem, covariance: FloatArray, mechanism: MechanismName, solver: SolverName
 ) -> Design:
     """Return the design, with the bound of the dual: the best of *all* covariances."""
     # Insiders only ask for more noise, so the bound against an eavesdropper holds for any threat.
-    best = solve_dual(problem.scaled_objective)
-    return conclude(
-        problem,
-        covariance,
-        mechanism=mechanism,
-        solver=solver,
-        lower_bound=best.lower_bound / problem.strictest_cap,
-        status="family optimum",
-    )
+    bound = solve_dual(problem.scaled_objective).lower_bound / problem.strictest_cap
+    return conclude(problem, covariance, mechanism, solver, "family optimum", lower_bound=bound)
 
 
 def _search_covariance(problem: DesignProblem, laplacian: FloatArray) -> FloatArray:

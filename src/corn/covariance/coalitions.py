@@ -138,10 +138,7 @@ class CoalitionUpdates:
         return cls(decomposition, scale, Y)
 
     def bound(self, coalition: tuple[int, ...]) -> FloatArray | None:
-        """Return the bounds for all agents, shape (n,), or None where they are not tight.
-
-        Those of the members have no meaning.
-        """
+        """Return the bounds, shape (n,), of which members' mean nothing; None if they are loose."""
         Y = self._Y
         product = self._product
         own = [self._streams[agent] for agent in coalition]

@@ -82,14 +82,9 @@ class Corn:
         problem = replace(problem, max_noise_std=self.max_noise_std)
         groups = problem.threat.seed_groups(problem.graph)
         if needs_independent_noise(groups, problem.num_agents, problem.threat.max_colluders):
-            made = conclude(
-                problem,
-                np.diag(1 / problem.precision_caps),
-                mechanism="corn",
-                solver="formula",
-                lower_bound=float(np.trace(problem.scaled_objective)) / problem.strictest_cap,
-                status="optimal",
-            )
+            R = np.diag(1 / problem.precision_caps)
+            bound = float(np.trace(problem.scaled_objective)) / problem.strictest_cap
+            made = conclude(problem, R, "corn", "formula", "optimal", lower_bound=bound)
             return replace(made, shares=Decomposition(made.covariance.diagonal()))
         if are_disjoint(groups):
             return design_groups(problem, groups)
@@ -111,12 +106,9 @@ def needs_independent_noise(groups: SeedGroups, num_agents: int, max_colluders: 
     return max_colluders > 0 and (are_disjoint(groups) or num_agents - max_colluders < 2)
 
 
+_REFERENCES = Reference("central"), Reference("none"), Reference("unclipped")
 _BY_NAME: dict[MechanismName, Mechanism] = {
-    mechanism.name: mechanism
-    for mechanism in (
-        *(Corn(), Decor(), Ldp(), ZeroSum()),
-        *(Reference("central"), Reference("none"), Reference("unclipped")),
-    )
+    each.name: each for each in (Corn(), Decor(), Ldp(), ZeroSum(), *_REFERENCES)
 }
 MECHANISMS: tuple[MechanismName, ...] = tuple(_BY_NAME)
 
@@ -233,16 +225,9 @@ def design(
     if is_sum:
         # Exact sums leave noise in the average alone, whatever else a given matrix weighs.
         A = np.full(A.shape, energy_of_average(objective, n) / n)
-    made = mechanism.solve(
-        DesignProblem(
-            objective_matrix=A,
-            precision_caps=caps,
-            graph=graph,
-            # Results and plans must name the seeds that were used, not "auto".
-            threat=threat.resolve(graph),
-            mixing_matrix=W,
-        )
-    )
+    # Results and plans must name the seeds that were used, not "auto".
+    threat = threat.resolve(graph)
+    made = mechanism.solve(DesignProblem(A, caps, graph, threat, mixing_matrix=W))
     if not isinstance(network, Network) or not isinstance(budget, PrivacyBudget):
         return made
     ratio = disagreement_ratio(
@@ -284,18 +269,10 @@ def _design_for_sums(
     noise = design_masks(caps, threat.seed_groups(graph, "sum"), threat.max_colluders)
     energy = energy_of_average(objective, n) / n
     bound = energy * least_variance(n, float(caps.min()), threat.max_colluders)
-    return Design(
-        mechanism="corn",
-        solver="formula",
-        status="optimal",
-        covariance=noise.covariance,
-        precision_caps=caps,
-        value=energy * noise.total_variance,
-        lower_bound=min(bound, energy * noise.total_variance),
-        threat=threat,
-        shares=noise,
-        disagreement_ratio=0.0,
-    )
+    value = energy * noise.total_variance
+    R, bound = noise.covariance, min(bound, value)
+    made = Design("corn", "formula", "optimal", R, caps, value, bound, threat=threat)
+    return replace(made, shares=noise, disagreement_ratio=0.0)
 
 
 def design_masks(

@@ -92,11 +92,11 @@ def design_groups(problem: DesignProblem, groups: SeedGroups) -> Design:
     design = conclude(
         problem,
         R,
-        mechanism="corn",
-        solver="dual",
+        "corn",
+        "dual",
+        status,
         lower_bound=float(bounds.sum()),
         iterations=iterations,
-        status=status,
         tolerance=TOLERANCE,
     )
     # The split of one group is left to ``Design.decomposition``: it costs an eigendecomposition.

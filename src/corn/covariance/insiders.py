@@ -102,21 +102,12 @@ def solve_split(problem: DesignProblem, seed_groups: SeedGroups) -> Design:
         status = "optimal"
     elif found.lower_bound < dual.lower_bound:
         status = "loose bound"
-    proof = found.proof
-    return Design(
-        mechanism="corn",
-        solver="split",
-        status=status,
-        covariance=shares.covariance,
-        precision_caps=problem.precision_caps,
-        value=value,
-        # Rounding can leave the bound above the value, and the smaller of the two is still a bound.
-        lower_bound=min(bound, value),
-        iterations=found.evaluations,
-        threat=problem.threat,
-        shares=shares,
-        multipliers=proof if proof is not None and proof.size <= _MOST_MULTIPLIERS else None,
-    )
+    # Rounding can leave the bound above the value, and the smaller of the two is still a bound.
+    bound = min(bound, value)
+    R, caps = shares.covariance, problem.precision_caps
+    made = Design("corn", "split", status, R, caps, value, bound, found.evaluations, problem.threat)
+    is_short = found.proof is not None and found.proof.size <= _MOST_MULTIPLIERS
+    return replace(made, shares=shares, multipliers=found.proof if is_short else None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,10 +199,7 @@ class Streams:
         return hidden
 
     def pull_back(self, matrices: FloatArray, outside: NDArray[np.bool_]) -> FloatArray:
-        """Return the sum of matrices on each stream, over coalitions that do not know it.
-
-        This is the adjoint of ``hide``: it takes gradients from coalitions back to streams.
-        """
+        """Sum matrices on each stream, over coalitions that do not know it: adjoint of ``hide``."""
         blocks = np.zeros((len(self.members), *2 * self.members.shape[1:]))
         if self.are_of_pairs:
             # In one pass over all coalitions.

@@ -250,10 +250,10 @@ def weighting_gain(precision_caps: FloatArray) -> float:
 def conclude(
     problem: DesignProblem,
     covariance: FloatArray,
-    *,
     mechanism: MechanismName,
     solver: SolverName,
     status: Status,
+    *,
     lower_bound: float,
     iterations: int = 0,
     tolerance: float | None = None,
@@ -270,17 +270,8 @@ def conclude(
     bound = min(lower_bound, value)
     if tolerance is not None and value <= (1 + tolerance) * bound:
         status = "optimal"
-    return Design(
-        mechanism=mechanism,
-        solver=solver,
-        status=status,
-        covariance=R,
-        precision_caps=problem.precision_caps,
-        value=value,
-        lower_bound=bound,
-        iterations=iterations,
-        threat=problem.threat,
-    )
+    caps = problem.precision_caps
+    return Design(mechanism, solver, status, R, caps, value, bound, iterations, problem.threat)
 
 
 def expand_caps(precision_caps: ArrayLike, num_agents: int) -> FloatArray:

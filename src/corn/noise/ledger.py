@@ -226,11 +226,10 @@ class BudgetSpentError(CornError):
 class ReleaseLedger:
     """A count of one agent's releases under one plan; open it with :meth:`open`, in one process.
 
-    ``next_step`` is the first step that this run may still release. ``reserved_before`` is the
-    number of releases that the previous run had reserved when it crashed; all of them count.
-    ``first_free_step`` comes after all steps that earlier runs reserved: an agent that comes back
-    to a run whose nonce it has used before must not release an earlier one. ``num_skipped`` is the
-    number of releases that this run gives up to begin a new pass.
+    ``next_step`` is the first step that this run may still release. ``first_free_step`` comes after
+    all steps that earlier runs reserved: an agent that comes back to a run whose nonce it has used
+    before must not release an earlier one. ``num_skipped`` is the number of releases that this run
+    gives up to begin a new pass.
     """
 
     def __init__(self, path: Path, descriptor: int, entry: LedgerEntry, newest_page: int) -> None:
@@ -249,7 +248,6 @@ class ReleaseLedger:
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._failure = ""
-        self.reserved_before = entry.reserved
         self.first_free_step = entry.furthest
         self.num_skipped = 0
 

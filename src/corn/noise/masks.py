@@ -27,15 +27,7 @@ from numpy.typing import DTypeLike, NDArray
 from corn.checks import FloatArray, require
 from corn.covariance.decomposition import Decomposition
 from corn.errors import InfeasibleError
-from corn.noise.normals import (
-    ERROR,
-    FAILURE,
-    LARGEST,
-    OFFSET_BITS,
-    VALUES_PER_BLOCK,
-    WORDS_PER_BLOCK,
-    load_compiled,
-)
+from corn.noise import normals
 from corn.noise.stream import (
     BLOCK_BYTES,
     Keystreams,
@@ -110,7 +102,8 @@ def _owners_of_masks(noise: Decomposition, agent: int) -> tuple[Owner, ...]:
 def draw_offset(nonce: bytes, step: int, size: int) -> FloatArray:
     """Return the public offset of a step, uniform multiples of 2⁻²⁴ in [0, 1), shape (size,)."""
     words = np.frombuffer(start_offset(nonce, step, size).update(bytes(4 * size)), "<u4")
-    return np.ldexp((words >> np.uint32(32 - OFFSET_BITS)).astype(np.float64), -OFFSET_BITS)
+    top = words >> np.uint32(32 - normals.OFFSET_BITS)
+    return np.ldexp(top.astype(np.float64), -normals.OFFSET_BITS)
 
 
 def start_offset(nonce: bytes, step: int, size: int) -> CipherContext:
@@ -140,18 +133,16 @@ def make_message(
     Noise, offset and masks are drawn in parts that stay in a core's cache, and are never stored:
     writing and reading them would take longer than drawing.
     """
-    num_blocks = -(-len(gradient) // VALUES_PER_BLOCK)
-    mask_bytes = VALUES_PER_BLOCK * bits // 8
-    offset_bytes = VALUES_PER_BLOCK * 4
+    num_blocks = -(-len(gradient) // normals.VALUES_PER_BLOCK)
+    mask_bytes = normals.VALUES_PER_BLOCK * bits // 8
+    offset_bytes = normals.VALUES_PER_BLOCK * 4
     terms = list_terms(noise, agent, nonce=nonce, step=step)
     weights = np.array([weight for weight, _ in terms], np.float64)
     shares = [source.start(address, num_blocks * BLOCK_BYTES) for _, address in terms]
     added, subtracted = list_masks(noise, agent, nonce=nonce, step=step)
-    masks = [
-        source.start(address, num_blocks * mask_bytes, kind="mask")
-        for address in (*added, *subtracted)
-    ]
-    offsets = [start_offset(*offset, num_blocks * VALUES_PER_BLOCK)] if noise.is_masked else []
+    masks = [source.start(a, num_blocks * mask_bytes, kind="mask") for a in (*added, *subtracted)]
+    num_values = num_blocks * normals.VALUES_PER_BLOCK
+    offsets = [start_offset(*offset, num_values)] if noise.is_masked else []
     block_bytes = len(shares) * BLOCK_BYTES + len(masks) * mask_bytes + len(offsets) * offset_bytes
     at_once = count_at_once(block_bytes, num_blocks)
     reader = Keystreams(
@@ -163,17 +154,17 @@ def make_message(
     if not offsets:
         fractions = np.zeros((1, at_once * offset_bytes), np.uint8)
     drawn = (
-        words.view(np.uint32).reshape(len(shares), at_once, WORDS_PER_BLOCK),
+        words.view(np.uint32).reshape(len(shares), at_once, normals.WORDS_PER_BLOCK),
         weights,
         fractions.view(np.uint32),
         mask.view(SIGNED[bits]),
         len(added),
     )
     message = np.empty(len(gradient), SIGNED[bits])
-    compiled = load_compiled()
-    for start in range(0, len(gradient), at_once * VALUES_PER_BLOCK):
+    compiled = normals.load_compiled()
+    for start in range(0, len(gradient), at_once * normals.VALUES_PER_BLOCK):
         reader.read()
-        part = slice(start, start + at_once * VALUES_PER_BLOCK)
+        part = slice(start, start + at_once * normals.VALUES_PER_BLOCK)
         compiled.write_message(message[part], gradient[part], *drawn, factor, grid)
     return message.view(WORDS[bits])
 
@@ -211,7 +202,7 @@ def read_total(
     at_once = count_at_once(4, len(total))
     reader = Keystreams((offsets, 4 * at_once))
     words = reader.pieces[0].view(np.uint32) if offsets else np.zeros((1, at_once), np.uint32)
-    scale, write_average = grid / num_agents, load_compiled().write_average
+    scale, write_average = grid / num_agents, normals.load_compiled().write_average
     for start in range(0, len(total), at_once):
         reader.read()
         part = slice(start, start + at_once)
@@ -276,7 +267,7 @@ def bound_loss(
         # The sum of release and offset is rounded once.
         roots = 1 / np.sqrt(decomposition.private_variance)
         deviations = _CELL_DEVIATIONS + grid * float(roots.max())
-        largest = (LARGEST + 1) / roots + largest_norm
+        largest = (normals.LARGEST + 1) / roots + largest_norm
         errors = errors + 1.01 * _UNIT_ROUNDOFF * (largest + 2 * grid)
     worst = float(errors.max())
     if worst > grid / 1000 or worst * float(roots.sum()) > 0.5:
@@ -286,10 +277,10 @@ def bound_loss(
         factor.shape[1] for factor in decomposition.factors
     )
     num_sums = sum(decomposition.count_streams())
-    failure = FAILURE * float(num_streams + num_sums) + 4 * n * _FAR
+    failure = normals.FAILURE * float(num_streams + num_sums) + 4 * n * _FAR
     if decomposition.is_masked:
         failure += _ALIASING
-        log_ratio += bound_offset_loss(n, OFFSET_BITS)
+        log_ratio += bound_offset_loss(n, normals.OFFSET_BITS)
     return FloatLoss(log_ratio, failure)
 
 
@@ -333,10 +324,10 @@ def _bound_errors(decomposition: Decomposition, largest_norm: float) -> FloatArr
         for group, factor in zip(decomposition.seed_groups, decomposition.factors, strict=True):
             weights[list(group)] += np.abs(factor).sum(axis=1)
             variance[list(group)] += (factor**2).sum(axis=1)
-    # Each normal is off by ERROR, and its product with a weight is rounded once.
-    products = weights * (ERROR + 2 * LARGEST * _UNIT_ROUNDOFF)
+    # Each normal is off by normals.ERROR, and its product with a weight is rounded once.
+    products = weights * (normals.ERROR + 2 * normals.LARGEST * _UNIT_ROUNDOFF)
     # Partial sums of the streams are normal with at most the variance of the whole. Each of them,
     # and the sum with the gradient, is rounded once.
     counts = np.array(decomposition.count_streams(), dtype=np.float64)
-    sums = counts * (LARGEST + 1) * np.sqrt(variance) * _UNIT_ROUNDOFF
+    sums = counts * (normals.LARGEST + 1) * np.sqrt(variance) * _UNIT_ROUNDOFF
     return (products + sums + largest_norm * _UNIT_ROUNDOFF) * 1.01

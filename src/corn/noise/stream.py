@@ -310,11 +310,8 @@ def choose_factors(decomposition: Decomposition) -> Decomposition:
     of a group must all draw with the same factor, to the last bit.
     """
     # One stream is as few as can be.
-    chosen = (
-        factor if factor.shape[1] == 1 else factor_covariance(factor @ factor.T)
-        for factor in decomposition.factors
-    )
-    return Decomposition(decomposition.private_variance, decomposition.seed_groups, tuple(chosen))
+    few = (F if F.shape[1] == 1 else factor_covariance(F @ F.T) for F in decomposition.factors)
+    return Decomposition(decomposition.private_variance, decomposition.seed_groups, tuple(few))
 
 
 def draw_share(
@@ -336,10 +333,7 @@ def draw_share(
 
 
 def draw_all_shares(decomposition: Decomposition, **address: Any) -> FloatArray:
-    """Return all agents' noise at a step, shape (n, stop): v ~ N(0, R ⊗ I), to simulate.
-
-    Row i is agent i's :func:`draw_share`, which has the other arguments.
-    """
+    """Return :func:`draw_share` of each agent, shape (n, stop): v ~ N(0, R ⊗ I), to simulate."""
     agents = range(decomposition.num_agents)
     return np.stack([draw_share(decomposition, agent, **address) for agent in agents])
 
@@ -355,10 +349,8 @@ def owners(decomposition: Decomposition, agents: Iterable[int]) -> tuple[Owner, 
 
 def list_terms(decomposition: Decomposition, agent: int, *, nonce: bytes, step: int) -> Terms:
     """Return the streams of an agent's noise at a step, with their weights."""
-    return [
-        (weight, StreamAddress(owner, nonce, step, stream))
-        for weight, owner, stream in _terms(decomposition, agent)
-    ]
+    terms = _terms(decomposition, agent)
+    return [(weight, StreamAddress(owner, nonce, step, k)) for weight, owner, k in terms]
 
 
 # Cached, because every step draws the same terms. Decompositions are hashed by identity.

@@ -100,9 +100,8 @@ def load_plan(path: Path | str) -> Plan:
 
 
 def _check_document(document: Json) -> Plan:
-    fields = build_fields(
-        {"corn_plan": int, "fingerprint": str, "content": object}, document, "the plan"
-    )
+    kinds = {"corn_plan": int, "fingerprint": str, "content": object}
+    fields = build_fields(kinds, document, "the plan")
     _require_moderate(fields["content"])
     # Of the content as read, not of the parsed plan: a field that parsing would ignore must not go
     # unnoticed.

@@ -43,21 +43,10 @@ from corn.covariance.objective import disagreement_ratio, energy_of_average
 from corn.covariance.problem import DesignProblem, weighting_gain
 from corn.covariance.threat import SeedGroups
 from corn.errors import InfeasibleError
-from corn.noise import choose_factors
-from corn.noise.masks import (
-    MaskBits,
-    bound_loss,
-    bound_sum,
-    check_grid,
-    choose_bits,
-    choose_grid,
-    count_parameters,
-    require_provable,
-)
+from corn.noise import choose_factors, masks
 from corn.privacy import PrivacyBudget, account_precision, gaussian
 from corn.privacy.accounting import group_agents
 from corn.privacy.floats import FloatLoss, set_aside
-from corn.privacy.gaussian import find_accountant
 from corn.privacy.rounding import round_up, write_exactly
 from corn.topology import Mixing, Network, choose_cooldown, load_network
 from corn.version import __version__
@@ -135,7 +124,7 @@ class Plan:
         require_count("cooldown_steps", self.cooldown_steps, least=0, most=_MOST_COOLDOWN_STEPS)
         is_mixed = self.network.mixing == "gossip" or not self.cooldown_steps
         require(is_mixed, "cooldown_steps", "0 with exact sums", self.cooldown_steps)
-        check_grid(self.grid)
+        masks.check_grid(self.grid)
         if self.network.mixing == "sum":
             _ = self.mask_bits  # raises if no integers hold the sums
 
@@ -189,7 +178,7 @@ class Plan:
     @cached_property
     def float_loss(self) -> FloatLoss:
         """The privacy loss that floating point adds to a coordinate of a step."""
-        return bound_loss(
+        return masks.bound_loss(
             self.decomposition, self.grid, precision_caps=self.precision_caps, budget=self.budget
         )
 
@@ -201,21 +190,21 @@ class Plan:
     @property
     def max_parameters(self) -> int:
         """The most parameters for which the promise is proved to hold in floating point."""
-        return count_parameters(self.float_loss, self.budget)
+        return masks.count_parameters(self.float_loss, self.budget)
 
     @property
-    def mask_bits(self) -> MaskBits:
+    def mask_bits(self) -> masks.MaskBits:
         """B of exact sums, which are sums of integers modulo 2^B."""
-        return choose_bits(self.decomposition, self.grid, self.budget)
+        return masks.choose_bits(self.decomposition, self.grid, self.budget)
 
     @property
     def largest_sum(self) -> float:
         """The largest coordinate of an exact sum of all releases, in grid units."""
-        return bound_sum(self.decomposition, self.grid, self.budget)
+        return masks.bound_sum(self.decomposition, self.grid, self.budget)
 
     def check_parameters(self, num_parameters: int) -> None:
         """Raise ``InfeasibleError`` if a model has more parameters than the proof covers."""
-        require_provable(self.float_loss, self.budget, num_parameters)
+        masks.require_provable(self.float_loss, self.budget, num_parameters)
 
     @property
     def noise_energy(self) -> float:
@@ -230,10 +219,9 @@ class Plan:
         """Prove a lower bound on the noise energy of all splits on the allowed seeds."""
         if self.network.mixing == "sum":
             # For all seeds and all noise: see ``least_variance``.
-            least = least_variance(
-                self.num_agents, float(self.precision_caps.min()), self.threat.max_colluders
-            )
-            return energy_of_average(self.objective, self.num_agents) / self.num_agents * least
+            n, cap = self.num_agents, float(self.precision_caps.min())
+            least = least_variance(n, cap, self.threat.max_colluders)
+            return energy_of_average(self.objective, n) / n * least
         A = self.objective.matrix(self.network.step_matrix)
         # The caps of the plan's budget: a plan cannot claim a bound for other caps.
         problem = DesignProblem(A, self.precision_caps)
@@ -311,7 +299,7 @@ def make_plan(
         mechanism=name,
         decomposition=shares,
         certificate=certificate,
-        grid=choose_grid(shares, caps),
+        grid=masks.choose_grid(shares, caps),
         cooldown_steps=cooldown_steps,
         dtype=dtype,
         corn_version=__version__,
@@ -355,7 +343,7 @@ def require_mixing(noise: Decomposition, network: Network) -> None:
 
 def require_sound(budget: PrivacyBudget) -> None:
     """Raise if the exact ε of a budget's noise exceeds a promised one, as eq. (13b) allows."""
-    accountant = find_accountant(budget.accounting)
+    accountant = gaussian.find_accountant(budget.accounting)
     for epsilon, delta, _ in dict.fromkeys(budget.promises):
         exact = gaussian.epsilon_from(accountant.mu_from(epsilon, delta), delta)
         # The tolerance is for the rounding of an exact accountant, which comes back to ε itself.

@@ -10,15 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from corn.checks import FloatArray, as_symmetric_matrix, require, require_count, require_length
-from corn.privacy import subsampling
+from corn.privacy import gaussian, subsampling
 from corn.privacy.budget import AgentPromise, ClippedQuery, PrivacyBudget
-from corn.privacy.gaussian import (
-    Accounting,
-    delta_from,
-    find_accountant,
-    require_exact,
-    warn_if_unproved,
-)
 
 _EPS = float(np.finfo(np.float64).eps)
 # The size of a negative eigenvalue, relative to the largest, up to which R counts as singular.
@@ -94,24 +87,24 @@ class PrivacyLoss:
         """The least protected agent: the one with the largest precision."""
         return int(self.precision.argmax())
 
-    def epsilon(self, delta: float, *, accounting: Accounting = "gdp") -> FloatArray:
+    def epsilon(self, delta: float, *, accounting: gaussian.Accounting = "gdp") -> FloatArray:
         """Return ε at this δ for each agent, shape (n,); ∞ for an agent that is exposed."""
-        accountant = find_accountant(accounting)
+        accountant = gaussian.find_accountant(accounting)
         if self.query.is_subsampled:
-            require_exact(accounting)
+            gaussian.require_exact(accounting)
             return self._of_each(lambda y: self._repeat(y).epsilon(delta), self.precision)
         epsilons = self._of_each(lambda mu: accountant.epsilon_from(mu, delta), self.mu)
         if accounting == "paper":
-            warn_if_unproved(float(epsilons.max()), delta)
+            gaussian.warn_if_unproved(float(epsilons.max()), delta)
         return epsilons
 
     def delta(self, epsilon: float) -> FloatArray:
         """Return the exact δ at this ε for each agent, shape (n,); 1 for one that is exposed."""
         if self.query.is_subsampled:
             return self._of_each(lambda y: self._repeat(y).delta(epsilon), self.precision)
-        return self._of_each(lambda mu: delta_from(mu, epsilon), self.mu)
+        return self._of_each(lambda mu: gaussian.delta_from(mu, epsilon), self.mu)
 
-    def worst_epsilon(self, delta: float, *, accounting: Accounting = "gdp") -> float:
+    def worst_epsilon(self, delta: float, *, accounting: gaussian.Accounting = "gdp") -> float:
         """Return the largest ε of any agent at this δ."""
         worst = replace(self, precision=self.precision[[self.worst_agent]])
         return float(worst.epsilon(delta, accounting=accounting)[0])

@@ -453,13 +453,7 @@ class PrivacyBudget:
                 # An agent with less than one batch uses all its samples at every step.
                 steps_per_pass = max(1, int(samples) // size)
         return ClippedQuery(
-            self.clip,
-            unit=self.unit,
-            adjacency=self.adjacency,
-            batch_size=size,
-            sampling=self.sampling,
-            sampling_rate=rate,
-            steps_per_pass=steps_per_pass,
+            self.clip, self.unit, self.adjacency, size, self.sampling, rate, steps_per_pass
         )
 
     def _check_fields(self) -> None:

@@ -256,7 +256,6 @@ def opens_link(agent: int, peer: int, accepts: Sequence[bool]) -> bool:
     """Return whether an agent connects to its neighbour, and not the neighbour to it.
 
     The end that accepts is connected to. If both do, the higher number connects to the lower one.
-    Raises an ``InfeasibleError`` if neither does.
     """
     if not (accepts[agent] or accepts[peer]):
         _refuse([(agent, peer)])
@@ -264,10 +263,7 @@ def opens_link(agent: int, peer: int, accepts: Sequence[bool]) -> bool:
 
 
 def list_connections(graph: Graph, accepts: Sequence[bool]) -> list[tuple[int, int]]:
-    """Return a pair for each link: the agent that connects, and the one that accepts.
-
-    An ``InfeasibleError`` lists all links of which neither end accepts.
-    """
+    """Return (connecting, accepting) agents of each link; raise for all where neither accepts."""
     links = sorted({(min(link), max(link)) for link in graph.edges})
     closed = [link for link in links if not any(accepts[end] for end in link)]
     if closed:

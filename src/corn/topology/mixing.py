@@ -28,20 +28,8 @@ from corn.checks import (
     require_choice,
     require_count,
 )
-from corn.errors import (
-    CornError,
-    FileFormatError,
-    InvalidArgumentError,
-    list_some,
-    make_printable,
-)
-from corn.topology.files import (
-    EDGE_LIST_SUFFIXES,
-    MATRIX_SUFFIXES,
-    SUFFIXES,
-    read_edge_list,
-    read_matrix,
-)
+from corn.errors import CornError, FileFormatError, InvalidArgumentError, list_some, make_printable
+from corn.topology import files
 from corn.topology.graphs import (
     Graph,
     GraphSpec,
@@ -81,10 +69,7 @@ def sparse_mixing_matrix(graph: Graph) -> SparseMatrix:
 
 
 def check_weights(W: SparseMatrix, *, graph: Graph | None = None) -> None:
-    """Raise unless agents can mix with W, and where the graph has no link for a weight.
-
-    W must be finite, symmetric, without negative weights, with rows that sum to one.
-    """
+    """Raise unless agents can mix with W, and where the graph has no link for a weight."""
     require(bool(np.isfinite(W.data).all()), "mixing weights", "finite", "NaN or infinity")
     rows, columns = _places(W)
     negative = [f"w[{rows[k]},{columns[k]}] = {W.data[k]:g}" for k in np.flatnonzero(W.data < 0)]
@@ -434,15 +419,15 @@ def _load(source: str | Path | Graph | FloatArray) -> tuple[Graph, FloatArray | 
     # a missing file and not as an unknown graph.
     path = Path(source)
     # Not Path's own is_file, which raises for a spec that is too long to be the name of a file.
-    if path.suffix not in SUFFIXES and not os.path.isfile(path):
+    if path.suffix not in files.SUFFIXES and not os.path.isfile(path):
         spec = GraphSpec.parse(str(source))
         return spec.build(), None, str(spec)
     try:
-        if path.suffix not in MATRIX_SUFFIXES:
-            return check_graph(read_edge_list(path)), None, str(source)
-        edge_lists = " or ".join(EDGE_LIST_SUFFIXES)
+        if path.suffix not in files.MATRIX_SUFFIXES:
+            return check_graph(files.read_edge_list(path)), None, str(source)
+        edge_lists = " or ".join(files.EDGE_LIST_SUFFIXES)
         advice = f"an edge list belongs in a file that ends in {edge_lists}"
-        matrix = read_matrix(path, advice=advice)
+        matrix = files.read_matrix(path, advice=advice)
         # Zeros and ones with an empty diagonal are links; anything else must be a mixing matrix. A
         # permutation without fixed points, which is both, is read as links.
         if np.isin(matrix, (0, 1)).all() and not np.diag(matrix).any():
