@@ -103,9 +103,9 @@ class Membership:
         for agent in sorted(last, key=lambda author: last[author][0]):
             step, awaited = last[agent]
             behind = awaited - {self.agent}
-            rest = (lengths[each] for each in behind if last.get(each, (-1,))[0] == step - 1)
+            rest = (lengths[each] for each in behind if last.get(each, (-2,))[0] == step - 1)
             lengths[agent] = 1 + max(rest, default=0) if behind else 0
-        return lengths[peer] if last.get(peer, (-1,))[0] == number - 1 else 0
+        return lengths[peer] if last.get(peer, (-2,))[0] == number - 1 else 0
 
     def merge(self, news: News) -> None:
         """Add another agent's knowledge, which was checked."""
