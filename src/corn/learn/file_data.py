@@ -24,12 +24,7 @@ from corn.checks import FloatArray, require, require_fraction
 from corn.errors import FileFormatError, InvalidArgumentError, list_some
 from corn.learn.batches import AgentData
 from corn.learn.metrics import Samples
-from corn.learn.partition import (
-    TEST_FRACTION,
-    deal_by_coins,
-    split_by_coins,
-    toss_coins,
-)
+from corn.learn.partition import TEST_FRACTION, deal_by_coins, split_by_coins, toss_coins
 from corn.learn.problem import TrainingProblem, pick_samples
 from corn.learn.schema import (
     Column,

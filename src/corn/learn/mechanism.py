@@ -365,5 +365,4 @@ def _design_at_scale(
         return Mechanism.private(kind, Decomposition(1 / caps), budget, threat=held)
     held = threat.resolve(network.graph, "sum")
     masks = design_masks(caps, held.seed_groups(network.graph, "sum"), held.max_colluders)
-    made = Mechanism.private(kind, masks, budget, threat=held)
-    return replace(made, disagreement_ratio=0.0)
+    return replace(Mechanism.private(kind, masks, budget, threat=held), disagreement_ratio=0.0)

@@ -55,12 +55,7 @@ from corn.learn.perturbation import NoiseShare, make_source, simulation_nonce
 from corn.learn.problem import take_dataset
 from corn.learn.step import AgentStepper, sum_clipped_samples
 from corn.learn.tasks.protocol import Gradients, require_device
-from corn.learn.user_model import (
-    SampleGradients,
-    UserModel,
-    has_same_values,
-    seeded_randomness,
-)
+from corn.learn.user_model import SampleGradients, UserModel, has_same_values, seeded_randomness
 from corn.noise import ReleaseLedger
 from corn.noise.stream import NONCE_BYTES
 from corn.plan import Plan, fingerprint, make_plan
@@ -239,8 +234,7 @@ def check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:
     """Raise unless an optimizer can step along releases, with the module's parameters alone."""
     require_one_gradient(optimizer)
     is_whole = not isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
-    kind = type(module).__name__
-    require(is_whole, "module", "on one device", kind, advice="give its .module")
+    require(is_whole, "module", "on one device", type(module).__name__, advice="give its .module")
     own = {id(p) for p in module.parameters() if p.requires_grad}
     held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     # Outside the optimizer a parameter never moves; outside the module it would get no noise.
@@ -381,10 +375,9 @@ class Simulation:
         if self._ledger is not None:
             begun = self._plan.budget.num_steps - self._ledger.remaining
         # Agents with one promise differ in their noise only, and the least noise decides.
-        groups = group_agents(self._plan.budget, len(self._precision)).values()
         return [
             Expense(self._terms_of(int(own[0])), float(self._precision[own].max()), begun)
-            for own in groups
+            for own in group_agents(self._plan.budget, len(self._precision)).values()
         ]
 
     def close(self) -> None:

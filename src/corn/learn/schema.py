@@ -283,8 +283,7 @@ class Schema:
         if not self.columns:
             return rows.inputs
         ends = np.cumsum([len(column.features) for column in self.columns])
-        blocks = np.split(rows.inputs, ends[:-1], axis=1)
-        pairs = zip(self.columns, blocks, strict=True)
+        pairs = zip(self.columns, np.split(rows.inputs, ends[:-1], axis=1), strict=True)
         return np.hstack([column.scale(block) for column, block in pairs])
 
     def scale_targets(self, rows: Rows) -> FloatArray | IntArray:

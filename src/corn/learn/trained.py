@@ -286,9 +286,8 @@ class TrainedModel:
     def predict(self, inputs: Tensor) -> FloatArray:
         """Return probabilities, shape (rows, classes), or numbers, for encoded inputs."""
         module = self.to_module()
-        weights = next(module.parameters())
         with torch.no_grad():
-            samples = inputs.to(weights.dtype).reshape(-1, *self.input_shape)
+            samples = inputs.to(next(module.parameters()).dtype).reshape(-1, *self.input_shape)
             outputs = _to_predictions(module(samples).double(), self.output)
         return np.asarray(outputs.numpy())
 
@@ -427,8 +426,7 @@ def _read_content(content: Any) -> TrainedModel:
     hints["preprocessing"] = Mapping[str, object] | None
     del hints["state_dict"]
     about = build_fields(hints, parse_json(text, max_bytes=_MAX_BYTES), "the description")
-    shapes = {name: tuple(value.shape) for name, value in state.items()}
-    if about.pop("shapes") != shapes:
+    if about.pop("shapes") != {name: tuple(value.shape) for name, value in state.items()}:
         raise ValueError("the weights do not have the shapes of the description")
     del about["corn_version"]
     model = TrainedModel(state_dict=state, **about)
@@ -446,8 +444,7 @@ def _find_output(task: Task, module: nn.Module) -> OutputKind:
         return "logit" if _count_outputs(module) == 1 else "logits"
     if loss is functional.cross_entropy or isinstance(loss, nn.CrossEntropyLoss):
         return "logits"
-    is_square = loss is functional.mse_loss or isinstance(loss, nn.MSELoss)
-    return "number" if is_square else "own"
+    return "number" if loss is functional.mse_loss or isinstance(loss, nn.MSELoss) else "own"
 
 
 def _count_outputs(module: nn.Module) -> int:

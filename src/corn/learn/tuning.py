@@ -292,14 +292,12 @@ def propose_places(losses: Mapping[int, float], *, start: int) -> tuple[int, ...
     best = min(tried, key=losses.__getitem__)
     is_first = best == tried[0]
     outward = best + (-_STRIDE if is_first else _STRIDE)
-    inner = tried[1] if is_first else tried[tried.index(best) - 1]
-    gain = losses[inner] - losses[best]
+    gain = losses[tried[1] if is_first else tried[tried.index(best) - 1]] - losses[best]
     # If all runs broke down, the least step size counts as the best, and a smaller one is tried.
     is_worthwhile = math.isinf(losses[best]) or gain > _LEAST_GAIN * abs(losses[best])
     if best in (tried[0], tried[-1]) and is_worthwhile and abs(outward - start) <= _FURTHEST:
         return (outward,)
-    between = (best - 1, best + 1)
-    return tuple(k for k in between if k not in losses and tried[0] < k < tried[-1])
+    return tuple(k for k in (best - 1, best + 1) if k not in losses and tried[0] < k < tried[-1])
 
 
 def expect_place(

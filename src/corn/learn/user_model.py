@@ -381,8 +381,7 @@ class UserModel:
         return Gradients(torch.cat([g.flatten().cpu() for g in pieces]).view(1, 1, -1).clone())
 
     def read(self) -> Tensor:
-        """Return the trained parameters as one vector, in float64."""
-        # In float64: parameters of several types then have one vector without loss.
+        """Return the trained parameters as one vector, in float64: of any types, without loss."""
         return torch.cat([p.detach().flatten().double().cpu() for p in self._trained])
 
     @torch.no_grad()
