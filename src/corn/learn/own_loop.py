@@ -805,8 +805,7 @@ class LoopData:
             require(is_own, "collate_fn", rule, found, advice="use unit='agent'")
 
 
-_COLLATE_TRIALS = 10
-_COLLATE_SAMPLES = 5
+_COLLATE_TRIALS, _COLLATE_SAMPLES = 10, 5
 
 
 def _to_tensor(values: Any) -> Any:
@@ -851,9 +850,8 @@ def _is_common_part_equal(before: Any, after: Any) -> bool:
 def require_different_samples(datasets: Sequence[Any]) -> None:
     """Raise if subsets and concatenations have a row of a data set twice."""
     origins = [origin for own in datasets for origin in _list_origins(own)]
-    is_once = len(set(origins)) == len(origins)
     rule = "of data sets with every sample once, as ε counts it"
-    require(is_once, "data_loader", rule, "some several times")
+    require(len(set(origins)) == len(origins), "data_loader", rule, "some several times")
 
 
 def _list_origins(dataset: Any) -> list[tuple[int, int]]:

@@ -1,7 +1,4 @@
-"""Splits of samples into training, validation and test parts, and partitions over agents.
-
-Private samples are dealt out by coins of their own, so that a changed sample moves no other.
-"""
+"""Splits of samples into training, validation and test parts, and partitions over agents."""
 
 from __future__ import annotations
 

@@ -111,11 +111,10 @@ class Simulation:
         self._central = [k for k, v in enumerate(self._trials) if v.mechanism.is_central]
         self.step = 0
         # Mechanisms compare by identity: each gets one place in the noise, in order of appearance.
-        mechanisms = list(dict.fromkeys(trial.mechanism for trial in self._trials))
-        indices = [mechanisms.index(trial.mechanism) for trial in self._trials]
+        self._mechanisms = list(dict.fromkeys(trial.mechanism for trial in self._trials))
+        indices = [self._mechanisms.index(trial.mechanism) for trial in self._trials]
         self._mechanism_of = torch.tensor(indices, device=settings.device)
-        self._mechanisms = mechanisms
-        self._changes = {start for each in mechanisms for start, _ in each.later_noise}
+        self._changes = {start for each in self._mechanisms for start, _ in each.later_noise}
         self._source = self._make_source()
         self._noise: Tensor | None = None
         # The noise of an average is drawn as one, and added at the end.
@@ -145,8 +144,7 @@ class Simulation:
         # Other devices keep memory for the next step by themselves, and are faster with much work.
         self._cells_at_once = len(settings.seeds) * self._num_agents
         if self.parameters.device.type == "cpu":
-            size_of_cell = len(trials) * task.num_parameters
-            self._cells_at_once = max(1, _MODEL_VALUES_AT_ONCE // size_of_cell)
+            self._cells_at_once = max(1, _MODEL_VALUES_AT_ONCE // self.parameters[0, 0].numel())
 
     def stop_runs(self, runs: Tensor) -> None:
         """Stop the runs marked in a mask of shape (seeds, trials); their models stay at zero."""
@@ -192,9 +190,7 @@ class Simulation:
             rule = f"one that returns models of shape {shape}"
             require(moved.shape == shape, "local_rule", rule, moved.shape)
             return moved
-        direction = g
-        if self._memory is not None:
-            direction = smooth(self._memory, g, self._settings.momentum)
+        direction = g if self._memory is None else smooth(self._memory, g, self._settings.momentum)
         if self._mixer is None:
             return torch.addcmul(self.parameters, direction, eta, value=-1)
         # X − η·m, written into the memory of g, which is needed no more.
@@ -233,9 +229,8 @@ class Simulation:
         if self.step in self._changes:
             self._source = self._make_source()
         self._noise = None if self._source is None else self._source.draw(self.step)
-        offset = None
-        if isinstance(self._source, KeyedNoise):
-            offset = self._source.draw_offset(self.step)
+        source = self._source
+        offset = source.draw_offset(self.step) if isinstance(source, KeyedNoise) else None
         if self._is_sum:
             self._total.zero_()
         models = self.parameters.flatten(0, 1)

@@ -109,10 +109,8 @@ class SampleGradients:
         finally:
             self._is_taking = False
         own, outside = slopes[: len(copies)], slopes[len(copies) :]
-        if all(slope is None for slope in own):
-            raise InvalidArgumentError(
-                "losses must be computed from outputs of model(inputs), found other ones"
-            )
+        is_own = any(slope is not None for slope in own)
+        require(is_own, "losses", "computed from outputs of model(inputs)", "other ones")
         for name, slope in zip(self._trained, outside, strict=True):
             rule = "used by calls of the module alone, in its forward()"
             require(slope is None, "parameters", rule, f"a gradient of {name!r} from outside")

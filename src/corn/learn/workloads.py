@@ -41,11 +41,7 @@ def make_named_task(
     l2: float = 1e-4,
     of: str = "this data",
 ) -> Task:
-    """Return a task for samples of a shape; without ``num_classes`` targets are numbers.
-
-    ``model`` is ``linear``, ``network`` (32 hidden units), ``cnn`` or ``FILE.py:FUNCTION``, ``l2``
-    is λ of linear classifiers, and ``of`` names the data in errors.
-    """
+    """Return a task, see ``Workload``; without ``num_classes`` targets are numbers."""
     if model.endswith(".py") or ".py:" in model:
         # Images have their channels first, as torch expects them.
         shape = (1, *input_shape) if is_image and len(input_shape) == 2 else input_shape

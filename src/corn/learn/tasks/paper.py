@@ -118,8 +118,7 @@ class _Classifier:
 
     def prepare(self, inputs: Tensor) -> Tensor:
         """Return samples flattened, with a constant feature after the others."""
-        if not inputs.is_floating_point():
-            raise InvalidArgumentError(f"inputs must be real numbers, found {inputs.dtype}")
+        require(inputs.is_floating_point(), "inputs", "real numbers", inputs.dtype)
         flat = inputs.flatten(1)
         is_whole = flat.shape[1] == self._num_features
         require(is_whole, "inputs", f"of {self._num_features} features", flat.shape[1])
@@ -129,11 +128,10 @@ class _Classifier:
         """Raise unless targets are classes from 0: others would train silently."""
         found = torch.unique(targets)
         is_wrong = (found != found.long()) | (found < 0) | (found >= self._num_classes)
-        if targets.dim() != 1 or bool(is_wrong.any()):
-            raise InvalidArgumentError(
-                f"targets must be classes, one of 0 … {self._num_classes - 1} for each sample, "
-                f"found shape {tuple(targets.shape)} with {found[:4].tolist()}"
-            )
+        is_class = targets.dim() == 1 and not bool(is_wrong.any())
+        rule = f"classes, one of 0 … {self._num_classes - 1} for each sample"
+        shape = tuple(targets.shape)
+        require(is_class, "targets", rule, f"shape {shape} with {found[:4].tolist()}")
 
 
 @final
