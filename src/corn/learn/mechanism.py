@@ -81,10 +81,9 @@ class Mechanism:
         if self.budget is None:
             return
         # With other clipping the sensitivity is not the one that the noise was designed for.
-        expected = self.budget.queries
-        if self.queries != expected:
+        if self.queries != self.budget.queries:
             found = describe_queries(self.queries) if self.queries else "no clipping"
-            rule = f"as its budget states ({describe_queries(expected)})"
+            rule = f"as its budget states ({describe_queries(self.budget.queries)})"
             raise InvalidArgumentError(f"{self.name!r} must clip {rule}, found {found}")
         if self.counts_floats:
             require_sound(self.budget)

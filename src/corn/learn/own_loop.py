@@ -2,8 +2,7 @@
 
 The gradient of each sample is clipped, the sums get noise and are rounded by
 :mod:`corn.learn.step`, and the user's optimizer steps along the result. That is post-processing as
-long as nothing else reaches the step: so the parameters, the optimizer's state and its settings
-must be those that CorN has left.
+long as nothing else reaches the step.
 """
 
 from __future__ import annotations
@@ -246,8 +245,7 @@ def check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:
 class LoopSteps(Protocol):
     """The steps of a loop: of all agents of a simulation, or of one agent of a network.
 
-    ``position`` is the number of the next step, and ``model`` what it begins with. Checkpoints know
-    a run by its name ``run``.
+    ``position`` and ``model`` are the next step's number and start; checkpoints know a ``run``.
     """
 
     is_simulated: bool

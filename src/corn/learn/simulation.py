@@ -1,7 +1,6 @@
 """Algorithm 1 of the paper for all agents of all runs at once: clip, add noise, half step, mix.
 
-All models are one tensor (seeds, agents, trials, parameters), with one agent for exact sums. Trials
-of a seed use the same mini-batches and the same standard normals.
+With exact sums all agents have one model. Trials of a seed share mini-batches and normals.
 """
 
 from __future__ import annotations
@@ -95,13 +94,11 @@ class Simulation:
             self._samplers = [BatchSampler(data, queries, batch_size=size, choices=seeded)]
         self._num_agents = network.num_agents
         self._is_sum = network.mixing == "sum"
-        # With exact sums there is one model for all agents, and nothing to mix.
         self._mixer = None
         if not self._is_sum:
             self._mixer = Mixer(network, dtype=settings.torch_dtype, device=settings.device)
         is_mixed = settings.mixing is None or not self._is_sum
         require(is_mixed, "mixing", "None with exact sums, not gossip", settings.mixing)
-        # Gradients to be released are clipped, and samples summed, in float64.
         real = settings.torch_dtype if settings.noise_keys == "none" else torch.float64
         clips = [trial.mechanism.clip for trial in trials]
         self._clip = torch.tensor(clips, dtype=real, device=settings.device)
@@ -117,7 +114,6 @@ class Simulation:
         self._changes = {start for each in self._mechanisms for start, _ in each.later_noise}
         self._source = self._make_source()
         self._noise: Tensor | None = None
-        # The noise of an average is drawn as one, and added at the end.
         self._adds_at_end = isinstance(self._source, JointNoise) and self._source.is_average
         self.alive = torch.ones(len(settings.seeds), len(trials), dtype=torch.bool)
         self.broken = torch.zeros_like(self.alive)
@@ -177,8 +173,7 @@ class Simulation:
 
     def _update(self, g: Tensor) -> Tensor:
         """Return the models after a step along what was released, which it overwrites."""
-        total = self._settings.num_steps
-        step_sizes = [v.schedule.at(self.step + 1, total) for v in self._trials]
+        step_sizes = [v.schedule.at(self.step + 1, self._settings.num_steps) for v in self._trials]
         if self._optimizers is not None:
             return self._optimizers.step(self.parameters, g, step_sizes, self.alive)
         # Zero for runs that were stopped, shape (seeds, 1, trials, 1).
@@ -238,7 +233,6 @@ class Simulation:
         start = 0
         for batch in self._draw_batches():
             cells = slice(start, start + len(batch.inputs))
-            # A cell is an agent in a seed's run. With exact sums a seed has one model for all.
             seed_of = torch.arange(start, cells.stop, device=models.device) // self._num_agents
             start = cells.stop
             found = self._compute(
@@ -275,14 +269,13 @@ class Simulation:
     def _add_noise(self, found: ClippedGradients, cells: slice, offset: Tensor | None) -> Tensor:
         """Return the releases of some cells, shape (cells, trials, d), once in a step."""
         # Product, sum and rounding are one operation, for an agent and for a simulation alike.
-        gradients = found.values
         factors = found.factors.unsqueeze(-1)
         if self._noise is None or self._adds_at_end:
-            return gradients * factors
+            return found.values * factors
         noise = self._noise.flatten(0, 1)[cells].index_select(1, self._mechanism_of)
         if self._sums_integers:
-            return release_integers(gradients, factors, noise, self._grid, offset)
-        return release(gradients, factors, noise, self._grid)
+            return release_integers(found.values, factors, noise, self._grid, offset)
+        return release(found.values, factors, noise, self._grid)
 
     def _draw_batches(self) -> list[Batch]:
         """Return the mini-batches of each piece: of some cells, or of one agent."""
@@ -291,12 +284,11 @@ class Simulation:
 
     def _make_source(self) -> JointNoise | KeyedNoise | None:
         """Return the source of all mechanisms' noise from this step on; None if none has noise."""
-        mechanisms = self._mechanisms
-        if all(mechanism.noise is None for mechanism in mechanisms):
+        if all(mechanism.noise is None for mechanism in self._mechanisms):
             return None
         # Mechanisms without noise get shares of zero, so that all mechanisms have the same layout.
         silence = Decomposition(np.zeros(self._num_agents))
-        shares = [mechanism.noise_at(self.step) or silence for mechanism in mechanisms]
+        shares = [mechanism.noise_at(self.step) or silence for mechanism in self._mechanisms]
         settings = self._settings
         where: dict[str, Any] = {
             "seeds": settings.seeds,
@@ -308,7 +300,7 @@ class Simulation:
         if self._is_sum:
             totals = [
                 part.total_variance + self._num_agents * mechanism.grid**2 / 12
-                for part, mechanism in zip(shares, mechanisms, strict=True)
+                for part, mechanism in zip(shares, self._mechanisms, strict=True)
             ]
             # The square of a float has that float as its root, so that no bit is lost.
             stds = np.sqrt(totals) / self._num_agents

@@ -141,8 +141,7 @@ def train(
     settings = _make_settings({**usual, **given}, network, made.budget or budget, target)
     problem = make_problem(task, datasets, network.agent_names, validation=validation, test=test)
     if step_size is None:
-        optimizer = settings.optimizer
-        step_size = 0.01 if optimizer is None else read_learning_rate(optimizer)
+        step_size = 0.01 if settings.optimizer is None else read_learning_rate(settings.optimizer)
     trials = [Trial(made, make_schedule(step_size))]
     result = run_sweep(problem, network, trials, settings=settings, **options)
     for (_, _, seed), why in result.stopped.items():

@@ -110,12 +110,11 @@ class Comparison:
         ``intervals`` are half widths; ``differences`` are pairs of a mean and a half width, with
         `reference`. For the quadratic task the optimality gap is added.
         """
-        # For the steps that were run, which are fewer than planned after an interruption.
-        num_steps = self.result.num_steps
         prefix = "simulated_" if self.result.is_simulated else ""
         facts: dict[str, dict[str, Any]] = {}
         for own in self.mechanisms:
-            spent = own.epsilon_spent(num_steps)
+            # For the steps that were run, which are fewer than planned after an interruption.
+            spent = own.epsilon_spent(self.result.num_steps)
             facts[own.name] = {
                 "intervals": {},
                 "differences": {},
@@ -284,10 +283,7 @@ def _join(first: Result, second: Result) -> Result:
 
 
 def propose_places(losses: Mapping[int, float], *, start: int) -> tuple[int, ...]:
-    """Return the places to try next, given the losses so far; none if the search is over.
-
-    Beyond the best end there may be a better one; an inner place is refined by its neighbours.
-    """
+    """Return the places to try next: beyond the best end, or beside an inner one; none at last."""
     tried = sorted(losses)
     best = min(tried, key=losses.__getitem__)
     is_first = best == tried[0]
@@ -307,9 +303,8 @@ def expect_place(
     if math.isinf(mechanism.clip):
         return nearest_place(_UNCLIPPED_START)
     n = problem.data.num_agents
-    noise = mechanism.noise
     # The average over agents has the noise 1ᵀv/n, whose variance is 1ᵀR1/n².
-    variance = 0.0 if noise is None else noise.total_variance / n**2
+    variance = 0.0 if mechanism.noise is None else mechanism.noise.total_variance / n**2
     randomness = bound_gradient_variance(mechanism.clip, n, mechanism.queries[0].batch_size)
     randomness += problem.task.num_parameters * variance
     expected = expect_step_size(num_steps=num_steps, clip=mechanism.clip, randomness=randomness)

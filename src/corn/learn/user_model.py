@@ -346,7 +346,6 @@ class UserModel:
         # By identity, because ``==`` compares tensors by value.
         own = set(map(id, self._trained))
         everything = [*module.named_parameters(), *module.named_buffers()]
-        # Copies of all values that get no noise.
         self._frozen = {name: p.detach().clone() for name, p in everything if id(p) not in own}
         # Copies of the trained parameters as CorN left them last, in their own types.
         self._written = [p.detach().clone() for p in self._trained]

@@ -38,8 +38,7 @@ def map_in_a_loop(
     """Return ``vmap(function, in_dims)`` by one call after the other, for any module."""
 
     def mapped(*args: Any) -> Any:
-        mapped_args = [a for a, d in zip(args, in_dims, strict=True) if d == 0]
-        leaves, structure = tree_flatten(mapped_args)
+        leaves, structure = tree_flatten([a for a, d in zip(args, in_dims, strict=True) if d == 0])
         found = []
         # Unbound at once: the backward pass of one row by its number takes the memory of all.
         for rows in zip(*(leaf.unbind() for leaf in leaves), strict=True):
