@@ -67,9 +67,7 @@ _NAMES = {
     "update": "Clipping LocalRule MixingRule",
     "workloads": "Workload",
 }
-_MODULES = {
-    name: f"corn.learn.{module}" for module, names in _NAMES.items() for name in names.split()
-}
+_MODULES = {name: f"corn.learn.{module}" for module, own in _NAMES.items() for name in own.split()}
 
 
 def __getattr__(name: str) -> object:

@@ -149,8 +149,7 @@ class AgentData:
                 rule = f"of one shape for all agents, {usual} for agent 0"
                 require(own == usual, name, rule, f"{own} of agent {agent}")
         inputs, targets = (torch.cat(own) for own in zip(*parts, strict=True))
-        offsets = np.cumsum([0, *(len(own) for own, _ in parts)])
-        return cls(inputs, targets, tuple(offsets.tolist()))
+        return cls(inputs, targets, tuple(np.cumsum([0, *(len(own) for own, _ in parts)]).tolist()))
 
     def of_agent(self, agent: int) -> AgentData:
         """Return the samples of one agent alone."""
@@ -326,8 +325,7 @@ class BatchSampler:
         known = self._passes.get((run, agent))
         if known is None or known[0] != passes:
             order = self._choices[run].draw_order(agent, passes, size=max(size, num_slots))
-            slots = np.where(order < size, order + offset[agent], -1)[:num_slots]
-            known = (passes, slots)
+            known = (passes, np.where(order < size, order + offset[agent], -1)[:num_slots])
             self._passes[run, agent] = known
         return known[1][place * self._batch_size : (place + 1) * self._batch_size]
 

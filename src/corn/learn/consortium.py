@@ -94,15 +94,11 @@ class Consortium:
         return self.path.with_suffix(".corn")
 
     @property
-    def training_fraction(self) -> float:
-        """The expected fraction of a site's rows that it trains on."""
-        test = self.training.held_out if self.training.test_data is None else 0.0
-        return (1 - test) * (1 - VALIDATION_FRACTION)
-
-    @property
     def training_samples(self) -> tuple[float, ...]:
         """The expected number of rows that each site trains on, as declared."""
-        return tuple(self.training_fraction * site.samples for site in self.sites)
+        test = self.training.held_out if self.training.test_data is None else 0.0
+        fraction = (1 - test) * (1 - VALIDATION_FRACTION)
+        return tuple(fraction * site.samples for site in self.sites)
 
     @property
     def accepts(self) -> tuple[bool, ...]:
@@ -126,9 +122,8 @@ class Consortium:
         graph = nx.relabel_nodes(network.graph, dict(enumerate(place)))
         nx.set_node_attributes(graph, dict(enumerate(self.names)), "name")
         back = np.argsort(place)
-        matrix = network.sparse_matrix[back][:, back]
         list_connections(graph, self.accepts)
-        return replace(network, graph=graph, sparse_matrix=matrix)
+        return replace(network, graph=graph, sparse_matrix=network.sparse_matrix[back][:, back])
 
     def make_budget(self) -> PrivacyBudget:
         """Return the promise of the plan, with one sampling rate that every site accepts."""

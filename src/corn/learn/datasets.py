@@ -61,22 +61,16 @@ A9A = DownloadableDataset(
     url="https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/",
 )
 
+_MNIST_FILES = {
+    "train-images-idx3": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "train-labels-idx1": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    "t10k-images-idx3": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "t10k-labels-idx1": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+}
+
 MNIST = DownloadableDataset(
     name="mnist",
-    files={
-        "train-images-idx3-ubyte.gz": (
-            "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"
-        ),
-        "train-labels-idx1-ubyte.gz": (
-            "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"
-        ),
-        "t10k-images-idx3-ubyte.gz": (
-            "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"
-        ),
-        "t10k-labels-idx1-ubyte.gz": (
-            "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"
-        ),
-    },
+    files={f"{name}-ubyte.gz": sha256 for name, sha256 in _MNIST_FILES.items()},
     url="https://ossci-datasets.s3.amazonaws.com/mnist/",
 )
 
@@ -183,16 +177,14 @@ def _load_mnist(place: Path) -> Dataset:
     first_images, first_labels, images, labels = [read_idx(place / file) for file in MNIST.files]
     pixels = np.concatenate([first_images, images])
     inputs = pixels.reshape(len(pixels), -1).astype(np.float32) / np.float32(255)
-    targets = np.concatenate([first_labels, labels]).astype(np.int64)
-    return Dataset(inputs, targets, 10, (28, 28))
+    return Dataset(inputs, np.concatenate([first_labels, labels]).astype(np.int64), 10, (28, 28))
 
 
 def _load_digits(_: Path) -> Dataset:
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    inputs = (bunch.data / 16).astype(np.float32)
-    return Dataset(inputs, bunch.target.astype(np.int64), 10, (8, 8))
+    return Dataset((bunch.data / 16).astype(np.float32), bunch.target.astype(np.int64), 10, (8, 8))
 
 
 def _load_breast_cancer(_: Path) -> Dataset:
@@ -201,8 +193,7 @@ def _load_breast_cancer(_: Path) -> Dataset:
     bunch = load_breast_cancer()
     # Features differ by a factor of 10⁵: one clipping norm would keep gradients of a few only.
     standardised = (bunch.data - bunch.data.mean(axis=0)) / bunch.data.std(axis=0)
-    targets = bunch.target.astype(np.int64)
-    return Dataset(standardised.astype(np.float32), targets, 2)
+    return Dataset(standardised.astype(np.float32), bunch.target.astype(np.int64), 2)
 
 
 def _draw_synthetic(_: Path) -> Dataset:
@@ -211,8 +202,7 @@ def _draw_synthetic(_: Path) -> Dataset:
     random = np.random.default_rng(0)
     inputs = random.standard_normal((200_000, 20), dtype=np.float32)
     logits = inputs @ random.standard_normal(20, dtype=np.float32)
-    targets = random.random(200_000) < 1 / (1 + np.exp(-logits))
-    return Dataset(inputs, targets.astype(np.int64), 2)
+    return Dataset(inputs, (random.random(200_000) < 1 / (1 + np.exp(-logits))).astype(np.int64), 2)
 
 
 _LOADERS: dict[str, Callable[[Path], Dataset]] = {

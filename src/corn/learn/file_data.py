@@ -24,12 +24,7 @@ from corn.checks import FloatArray, require, require_fraction
 from corn.errors import FileFormatError, InvalidArgumentError, list_some
 from corn.learn.batches import AgentData
 from corn.learn.metrics import Samples
-from corn.learn.partition import (
-    TEST_FRACTION,
-    deal_by_coins,
-    split_by_coins,
-    toss_coins,
-)
+from corn.learn.partition import TEST_FRACTION, deal_by_coins, split_by_coins, toss_coins
 from corn.learn.problem import TrainingProblem, pick_samples
 from corn.learn.schema import (
     Column,
@@ -60,7 +55,6 @@ _MOST_CLASSES = 1000
 _FOLDER = "folder"
 _READ_CLASSES = "the list of classes was read from the data, and no ε covers that"
 
-# The parts of a path that stand for an agent's number and its name.
 AGENT_FIELD, SITE_FIELD = "{agent}", "{site}"
 
 
@@ -314,7 +308,6 @@ class FileWorkload:
         return paths
 
     def _find_classes(self, target: str, files: Sequence[DataFile]) -> tuple[str, ...]:
-        # A simulation may look at all files. A deployment must list the classes, see ``classes``.
         texts = {text for own in files for text in list_different(own.cells[target])[0]}
         is_image = files[0].images is not None
         names = sorted({name_value(text) for text in texts if is_image or not is_missing(text)})
@@ -393,7 +386,6 @@ def parse_bounds(text: str | None) -> dict[str, Interval]:
 
 def _encode(schema: Schema, table: Rows) -> Samples:
     """Return inputs scaled by their bounds, and targets as numbers."""
-    X = schema.scale_inputs(table)
     y = schema.scale_targets(table)
     targets = torch.from_numpy(y) if schema.classes else torch.from_numpy(y).float()
-    return torch.from_numpy(np.ascontiguousarray(X, np.float32)), targets
+    return torch.from_numpy(np.ascontiguousarray(schema.scale_inputs(table), np.float32)), targets

@@ -81,10 +81,9 @@ class Mechanism:
         if self.budget is None:
             return
         # With other clipping the sensitivity is not the one that the noise was designed for.
-        expected = self.budget.queries
-        if self.queries != expected:
+        if self.queries != self.budget.queries:
             found = describe_queries(self.queries) if self.queries else "no clipping"
-            rule = f"as its budget states ({describe_queries(expected)})"
+            rule = f"as its budget states ({describe_queries(self.budget.queries)})"
             raise InvalidArgumentError(f"{self.name!r} must clip {rule}, found {found}")
         if self.counts_floats:
             require_sound(self.budget)
@@ -365,5 +364,4 @@ def _design_at_scale(
         return Mechanism.private(kind, Decomposition(1 / caps), budget, threat=held)
     held = threat.resolve(network.graph, "sum")
     masks = design_masks(caps, held.seed_groups(network.graph, "sum"), held.max_colluders)
-    made = Mechanism.private(kind, masks, budget, threat=held)
-    return replace(made, disagreement_ratio=0.0)
+    return replace(Mechanism.private(kind, masks, budget, threat=held), disagreement_ratio=0.0)

@@ -147,8 +147,7 @@ def spread_of(parameters: Tensor) -> Tensor:
     """Return the root mean square distance of agents' models from their average, by run."""
     # Relative to the first model, so that equal models have a distance of exactly zero.
     shifts = parameters - parameters[:, :1]
-    spread = (shifts - shifts.mean(dim=1, keepdim=True)).square().sum(dim=-1)
-    return spread.mean(dim=1).sqrt()
+    return (shifts - shifts.mean(dim=1, keepdim=True)).square().sum(dim=-1).mean(dim=1).sqrt()
 
 
 def _score(task: Task, parameters: Tensor, parts: Mapping[str, Samples]) -> dict[str, Tensor]:
@@ -195,8 +194,7 @@ def measure_quality(probabilities: FloatArray, targets: IntArray) -> Quality:
 
     num_samples, num_classes = probabilities.shape
     confidence = probabilities.max(axis=1)
-    chosen = probabilities.argmax(axis=1)
-    hits = chosen == targets
+    hits = probabilities.argmax(axis=1) == targets
     is_class = targets[:, None] == np.arange(num_classes)
     areas = [
         roc_auc_score(own, scores) if own.any() and not own.all() else math.nan

@@ -2,8 +2,7 @@
 
 The gradient of each sample is clipped, the sums get noise and are rounded by
 :mod:`corn.learn.step`, and the user's optimizer steps along the result. That is post-processing as
-long as nothing else reaches the step: so the parameters, the optimizer's state and its settings
-must be those that CorN has left.
+long as nothing else reaches the step.
 """
 
 from __future__ import annotations
@@ -55,12 +54,7 @@ from corn.learn.perturbation import NoiseShare, make_source, simulation_nonce
 from corn.learn.problem import take_dataset
 from corn.learn.step import AgentStepper, sum_clipped_samples
 from corn.learn.tasks.protocol import Gradients, require_device
-from corn.learn.user_model import (
-    SampleGradients,
-    UserModel,
-    has_same_values,
-    seeded_randomness,
-)
+from corn.learn.user_model import SampleGradients, UserModel, has_same_values, seeded_randomness
 from corn.noise import ReleaseLedger
 from corn.noise.stream import NONCE_BYTES
 from corn.plan import Plan, fingerprint, make_plan
@@ -239,8 +233,7 @@ def check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:
     """Raise unless an optimizer can step along releases, with the module's parameters alone."""
     require_one_gradient(optimizer)
     is_whole = not isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
-    kind = type(module).__name__
-    require(is_whole, "module", "on one device", kind, advice="give its .module")
+    require(is_whole, "module", "on one device", type(module).__name__, advice="give its .module")
     own = {id(p) for p in module.parameters() if p.requires_grad}
     held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     # Outside the optimizer a parameter never moves; outside the module it would get no noise.
@@ -252,8 +245,7 @@ def check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:
 class LoopSteps(Protocol):
     """The steps of a loop: of all agents of a simulation, or of one agent of a network.
 
-    ``position`` is the number of the next step, and ``model`` what it begins with. Checkpoints know
-    a run by its name ``run``.
+    ``position`` and ``model`` are the next step's number and start; checkpoints know a ``run``.
     """
 
     is_simulated: bool
@@ -381,10 +373,9 @@ class Simulation:
         if self._ledger is not None:
             begun = self._plan.budget.num_steps - self._ledger.remaining
         # Agents with one promise differ in their noise only, and the least noise decides.
-        groups = group_agents(self._plan.budget, len(self._precision)).values()
         return [
             Expense(self._terms_of(int(own[0])), float(self._precision[own].max()), begun)
-            for own in groups
+            for own in group_agents(self._plan.budget, len(self._precision)).values()
         ]
 
     def close(self) -> None:
@@ -811,8 +802,7 @@ class LoopData:
             require(is_own, "collate_fn", rule, found, advice="use unit='agent'")
 
 
-_COLLATE_TRIALS = 10
-_COLLATE_SAMPLES = 5
+_COLLATE_TRIALS, _COLLATE_SAMPLES = 10, 5
 
 
 def _to_tensor(values: Any) -> Any:
@@ -857,9 +847,8 @@ def _is_common_part_equal(before: Any, after: Any) -> bool:
 def require_different_samples(datasets: Sequence[Any]) -> None:
     """Raise if subsets and concatenations have a row of a data set twice."""
     origins = [origin for own in datasets for origin in _list_origins(own)]
-    is_once = len(set(origins)) == len(origins)
     rule = "of data sets with every sample once, as ε counts it"
-    require(is_once, "data_loader", rule, "some several times")
+    require(len(set(origins)) == len(origins), "data_loader", rule, "some several times")
 
 
 def _list_origins(dataset: Any) -> list[tuple[int, int]]:

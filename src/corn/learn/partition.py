@@ -1,7 +1,4 @@
-"""Splits of samples into training, validation and test parts, and partitions over agents.
-
-Private samples are dealt out by coins of their own, so that a changed sample moves no other.
-"""
+"""Splits of samples into training, validation and test parts, and partitions over agents."""
 
 from __future__ import annotations
 
@@ -37,8 +34,7 @@ def split_samples(num_samples: int, *, seed: int) -> Split:
     """Draw a fifth for tests, then a tenth for validation, of public benchmarks only."""
     num_test = round(num_samples * TEST_FRACTION)
     num_validation = round((num_samples - num_test) * VALIDATION_FRACTION)
-    rng = np.random.default_rng(require_count("seed", seed, least=0))
-    order = rng.permutation(num_samples)
+    order = np.random.default_rng(require_count("seed", seed, least=0)).permutation(num_samples)
     test, validation, train = np.split(order, [num_test, num_test + num_validation])
     return Split(train=train, validation=validation, test=test)
 

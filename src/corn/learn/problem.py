@@ -210,10 +210,9 @@ def make_problem(
     names = [str(agent) for agent in (range(agents) if isinstance(agents, int) else agents)]
     listed = list_by_agent(names, datasets, argument="datasets")
     own = [read_samples(each, of=f"agent {names[agent]}") for agent, each in enumerate(listed)]
-    given = {"validation": validation, "test": test}
     parts = {
         part: read_samples(each, of=f"the {part} data")
-        for part, each in given.items()
+        for part, each in {"validation": validation, "test": test}.items()
         if each is not None
     }
     return TrainingProblem(task, AgentData.from_parts(own), parts)
@@ -227,8 +226,7 @@ def read_samples(source: DataSource, *, of: str = "the data set") -> Samples:
         inputs, targets = _read_items(take_dataset(source), of)
     for name, values in (("inputs", inputs), ("targets", targets)):
         has_some = values.dim() > 0 and len(values) > 0
-        shape = f"shape {tuple(values.shape)}"
-        require(has_some, f"{name} of {of}", "at least one sample", shape)
+        require(has_some, f"{name} of {of}", "at least one sample", f"shape {tuple(values.shape)}")
         broken = torch.nonzero(~torch.isfinite(values)).tolist()
         if broken:
             value, row = values[tuple(broken[0])].item(), f"{broken[0][0]}, counted from 0"

@@ -37,7 +37,6 @@ _BOOLEANS = {
     **dict.fromkeys(("true", "yes", "y", "1", "1.0"), 1.0),
     **dict.fromkeys(("false", "no", "n", "0", "0.0"), -1.0),
 }
-_EPOCH = date(1970, 1, 1)
 _LARGEST = float(np.finfo(np.float32).max)
 _LEAST_WIDTH = 1e-300  # values are divided by it
 _LONGEST_TEXT = 200
@@ -283,8 +282,7 @@ class Schema:
         if not self.columns:
             return rows.inputs
         ends = np.cumsum([len(column.features) for column in self.columns])
-        blocks = np.split(rows.inputs, ends[:-1], axis=1)
-        pairs = zip(self.columns, blocks, strict=True)
+        pairs = zip(self.columns, np.split(rows.inputs, ends[:-1], axis=1), strict=True)
         return np.hstack([column.scale(block) for column, block in pairs])
 
     def scale_targets(self, rows: Rows) -> FloatArray | IntArray:
@@ -504,6 +502,6 @@ def _as_declared(value: Any, hint: Any) -> Any:
 def _count_days(text: str) -> float | None:
     """Return the days from 1970 to a date in ISO 8601, with or without a time of day."""
     try:
-        return float((datetime.fromisoformat(text).date() - _EPOCH).days)
+        return float((datetime.fromisoformat(text).date() - date(1970, 1, 1)).days)
     except ValueError:
         return None

@@ -1,7 +1,6 @@
 """Algorithm 1 of the paper for all agents of all runs at once: clip, add noise, half step, mix.
 
-All models are one tensor (seeds, agents, trials, parameters), with one agent for exact sums. Trials
-of a seed use the same mini-batches and the same standard normals.
+With exact sums all agents have one model. Trials of a seed share mini-batches and normals.
 """
 
 from __future__ import annotations
@@ -95,13 +94,11 @@ class Simulation:
             self._samplers = [BatchSampler(data, queries, batch_size=size, choices=seeded)]
         self._num_agents = network.num_agents
         self._is_sum = network.mixing == "sum"
-        # With exact sums there is one model for all agents, and nothing to mix.
         self._mixer = None
         if not self._is_sum:
             self._mixer = Mixer(network, dtype=settings.torch_dtype, device=settings.device)
         is_mixed = settings.mixing is None or not self._is_sum
         require(is_mixed, "mixing", "None with exact sums, not gossip", settings.mixing)
-        # Gradients to be released are clipped, and samples summed, in float64.
         real = settings.torch_dtype if settings.noise_keys == "none" else torch.float64
         clips = [trial.mechanism.clip for trial in trials]
         self._clip = torch.tensor(clips, dtype=real, device=settings.device)
@@ -111,14 +108,12 @@ class Simulation:
         self._central = [k for k, v in enumerate(self._trials) if v.mechanism.is_central]
         self.step = 0
         # Mechanisms compare by identity: each gets one place in the noise, in order of appearance.
-        mechanisms = list(dict.fromkeys(trial.mechanism for trial in self._trials))
-        indices = [mechanisms.index(trial.mechanism) for trial in self._trials]
+        self._mechanisms = list(dict.fromkeys(trial.mechanism for trial in self._trials))
+        indices = [self._mechanisms.index(trial.mechanism) for trial in self._trials]
         self._mechanism_of = torch.tensor(indices, device=settings.device)
-        self._mechanisms = mechanisms
-        self._changes = {start for each in mechanisms for start, _ in each.later_noise}
+        self._changes = {start for each in self._mechanisms for start, _ in each.later_noise}
         self._source = self._make_source()
         self._noise: Tensor | None = None
-        # The noise of an average is drawn as one, and added at the end.
         self._adds_at_end = isinstance(self._source, JointNoise) and self._source.is_average
         self.alive = torch.ones(len(settings.seeds), len(trials), dtype=torch.bool)
         self.broken = torch.zeros_like(self.alive)
@@ -145,8 +140,7 @@ class Simulation:
         # Other devices keep memory for the next step by themselves, and are faster with much work.
         self._cells_at_once = len(settings.seeds) * self._num_agents
         if self.parameters.device.type == "cpu":
-            size_of_cell = len(trials) * task.num_parameters
-            self._cells_at_once = max(1, _MODEL_VALUES_AT_ONCE // size_of_cell)
+            self._cells_at_once = max(1, _MODEL_VALUES_AT_ONCE // self.parameters[0, 0].numel())
 
     def stop_runs(self, runs: Tensor) -> None:
         """Stop the runs marked in a mask of shape (seeds, trials); their models stay at zero."""
@@ -179,8 +173,7 @@ class Simulation:
 
     def _update(self, g: Tensor) -> Tensor:
         """Return the models after a step along what was released, which it overwrites."""
-        total = self._settings.num_steps
-        step_sizes = [v.schedule.at(self.step + 1, total) for v in self._trials]
+        step_sizes = [v.schedule.at(self.step + 1, self._settings.num_steps) for v in self._trials]
         if self._optimizers is not None:
             return self._optimizers.step(self.parameters, g, step_sizes, self.alive)
         # Zero for runs that were stopped, shape (seeds, 1, trials, 1).
@@ -192,9 +185,7 @@ class Simulation:
             rule = f"one that returns models of shape {shape}"
             require(moved.shape == shape, "local_rule", rule, moved.shape)
             return moved
-        direction = g
-        if self._memory is not None:
-            direction = smooth(self._memory, g, self._settings.momentum)
+        direction = g if self._memory is None else smooth(self._memory, g, self._settings.momentum)
         if self._mixer is None:
             return torch.addcmul(self.parameters, direction, eta, value=-1)
         # X − η·m, written into the memory of g, which is needed no more.
@@ -233,9 +224,8 @@ class Simulation:
         if self.step in self._changes:
             self._source = self._make_source()
         self._noise = None if self._source is None else self._source.draw(self.step)
-        offset = None
-        if isinstance(self._source, KeyedNoise):
-            offset = self._source.draw_offset(self.step)
+        source = self._source
+        offset = source.draw_offset(self.step) if isinstance(source, KeyedNoise) else None
         if self._is_sum:
             self._total.zero_()
         models = self.parameters.flatten(0, 1)
@@ -243,7 +233,6 @@ class Simulation:
         start = 0
         for batch in self._draw_batches():
             cells = slice(start, start + len(batch.inputs))
-            # A cell is an agent in a seed's run. With exact sums a seed has one model for all.
             seed_of = torch.arange(start, cells.stop, device=models.device) // self._num_agents
             start = cells.stop
             found = self._compute(
@@ -280,14 +269,13 @@ class Simulation:
     def _add_noise(self, found: ClippedGradients, cells: slice, offset: Tensor | None) -> Tensor:
         """Return the releases of some cells, shape (cells, trials, d), once in a step."""
         # Product, sum and rounding are one operation, for an agent and for a simulation alike.
-        gradients = found.values
         factors = found.factors.unsqueeze(-1)
         if self._noise is None or self._adds_at_end:
-            return gradients * factors
+            return found.values * factors
         noise = self._noise.flatten(0, 1)[cells].index_select(1, self._mechanism_of)
         if self._sums_integers:
-            return release_integers(gradients, factors, noise, self._grid, offset)
-        return release(gradients, factors, noise, self._grid)
+            return release_integers(found.values, factors, noise, self._grid, offset)
+        return release(found.values, factors, noise, self._grid)
 
     def _draw_batches(self) -> list[Batch]:
         """Return the mini-batches of each piece: of some cells, or of one agent."""
@@ -296,12 +284,11 @@ class Simulation:
 
     def _make_source(self) -> JointNoise | KeyedNoise | None:
         """Return the source of all mechanisms' noise from this step on; None if none has noise."""
-        mechanisms = self._mechanisms
-        if all(mechanism.noise is None for mechanism in mechanisms):
+        if all(mechanism.noise is None for mechanism in self._mechanisms):
             return None
         # Mechanisms without noise get shares of zero, so that all mechanisms have the same layout.
         silence = Decomposition(np.zeros(self._num_agents))
-        shares = [mechanism.noise_at(self.step) or silence for mechanism in mechanisms]
+        shares = [mechanism.noise_at(self.step) or silence for mechanism in self._mechanisms]
         settings = self._settings
         where: dict[str, Any] = {
             "seeds": settings.seeds,
@@ -313,7 +300,7 @@ class Simulation:
         if self._is_sum:
             totals = [
                 part.total_variance + self._num_agents * mechanism.grid**2 / 12
-                for part, mechanism in zip(shares, mechanisms, strict=True)
+                for part, mechanism in zip(shares, self._mechanisms, strict=True)
             ]
             # The square of a float has that float as its root, so that no bit is lost.
             stds = np.sqrt(totals) / self._num_agents

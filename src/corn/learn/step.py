@@ -9,7 +9,7 @@ assumes. Simulations may clip in float32, because their noise protects nobody.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
@@ -110,13 +110,6 @@ def sum_clipped_samples(
     kept = drop_broken(slopes, factors)
     weighted = factors * weights.to(factors.dtype)
     return torch.matmul(weighted.unsqueeze(-2), kept).squeeze(-2), factors
-
-
-def join_gradients(parts: Iterable[ClippedGradients]) -> ClippedGradients:
-    """Concatenate the gradients of several cells."""
-    # The fields of all parts in their order, each a column to concatenate along cells.
-    columns = zip(*(vars(part).values() for part in parts), strict=True)
-    return ClippedGradients(*(torch.cat(column) for column in columns))
 
 
 def gradient_norms(gradients: Tensor, dtype: torch.dtype | None = None) -> Tensor:

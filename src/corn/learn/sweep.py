@@ -95,8 +95,7 @@ def _showing_progress(num_steps: int, num_runs: int) -> Iterator[Callable[[], No
         if now - printed >= _SECONDS_BETWEEN_LINES and steps < num_steps:
             printed = now
             left = timedelta(seconds=round((now - started) / steps * (num_steps - steps)))
-            line = f"{what}: step {steps} of {num_steps}, {left} left"
-            sys.stderr.write(f"{line}\n")
+            sys.stderr.write(f"{what}: step {steps} of {num_steps}, {left} left\n")
 
     yield count
 
@@ -282,8 +281,7 @@ class SweepLoop:
 
     def _stop(self, runs: Tensor, cause: str) -> None:
         for s, v in torch.nonzero(runs & self._simulation.alive).tolist():
-            why = f"stopped at step {self.step}: {cause}; try a smaller step size"
-            self._stopped[s, v] = why
+            self._stopped[s, v] = f"stopped at step {self.step}: {cause}; try a smaller step size"
         if bool(runs.any()):
             self._simulation.stop_runs(runs)
 

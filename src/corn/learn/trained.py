@@ -1,8 +1,4 @@
-"""Trained models as others use them: named weights, preprocessing, classes and the promise.
-
-``model.pt`` is a dictionary of plain text and tensors, which ``torch.load`` reads with
-``weights_only=True`` and runs no code.
-"""
+"""Trained models as others use them: named weights, preprocessing, classes and the promise."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from corn.checks import FloatArray
+from corn.checks import FloatArray, require
 from corn.errors import FileFormatError, InvalidArgumentError, MissingExtraError, make_printable
 from corn.files import write_file
 from corn.learn.mechanism import Mechanism
@@ -86,7 +82,7 @@ class ModelPromise:
     def of_plan(cls, plan: Plan, *, simulation: str = "") -> ModelPromise:
         """Return the promise of a plan to all its agents."""
         own = plan.threat.describe(), plan.num_agents, plan.mechanism
-        return cls._of_budget(plan.budget, *own, plan, simulation)
+        return cls._of_budget(plan.budget, own, plan, simulation)
 
     @classmethod
     def of_result(
@@ -96,20 +92,15 @@ class ModelPromise:
         one = mechanism or result.trials[0].mechanism
         own = one.against, result.parameters.shape[1], one.name
         if one.budget is not None:
-            return cls._of_budget(one.budget, *own, plan, result.simulation)
+            return cls._of_budget(one.budget, own, plan, result.simulation)
         nobody = None, None, None, "", "nobody", "", None, "nobody"
         return cls(*nobody, result.num_steps, *own[1:])
 
     @classmethod
     def _of_budget(
-        cls,
-        budget: PrivacyBudget,
-        adversary: str,
-        num_agents: int,
-        mechanism: str,
-        plan: Plan | None,
-        simulation: str,
+        cls, budget: PrivacyBudget, own: tuple[str, int, str], plan: Plan | None, simulation: str
     ) -> ModelPromise:
+        adversary, num_agents, mechanism = own
         epsilons = [promise.epsilon for promise in budget.promises]
         return cls(
             epsilon=max(epsilons),
@@ -270,10 +261,8 @@ class TrainedModel:
         from sklearn.linear_model import LogisticRegression
 
         is_linear = self.layers is not None and [own["type"] for own in self.layers] == ["Linear"]
-        if not is_linear or self.classes is None:
-            raise InvalidArgumentError(
-                f"model must be a linear classifier for scikit-learn, found {self.description}"
-            )
+        is_linear = is_linear and self.classes is not None
+        require(is_linear, "model", "a linear classifier for scikit-learn", self.description)
         (layer,) = self.layers or ()
         prefix = layer["name"] and f"{layer['name']}."
         fitted = LogisticRegression()
@@ -286,9 +275,8 @@ class TrainedModel:
     def predict(self, inputs: Tensor) -> FloatArray:
         """Return probabilities, shape (rows, classes), or numbers, for encoded inputs."""
         module = self.to_module()
-        weights = next(module.parameters())
         with torch.no_grad():
-            samples = inputs.to(weights.dtype).reshape(-1, *self.input_shape)
+            samples = inputs.to(next(module.parameters()).dtype).reshape(-1, *self.input_shape)
             outputs = _to_predictions(module(samples).double(), self.output)
         return np.asarray(outputs.numpy())
 
@@ -427,8 +415,7 @@ def _read_content(content: Any) -> TrainedModel:
     hints["preprocessing"] = Mapping[str, object] | None
     del hints["state_dict"]
     about = build_fields(hints, parse_json(text, max_bytes=_MAX_BYTES), "the description")
-    shapes = {name: tuple(value.shape) for name, value in state.items()}
-    if about.pop("shapes") != shapes:
+    if about.pop("shapes") != {name: tuple(value.shape) for name, value in state.items()}:
         raise ValueError("the weights do not have the shapes of the description")
     del about["corn_version"]
     model = TrainedModel(state_dict=state, **about)
@@ -446,8 +433,7 @@ def _find_output(task: Task, module: nn.Module) -> OutputKind:
         return "logit" if _count_outputs(module) == 1 else "logits"
     if loss is functional.cross_entropy or isinstance(loss, nn.CrossEntropyLoss):
         return "logits"
-    is_square = loss is functional.mse_loss or isinstance(loss, nn.MSELoss)
-    return "number" if is_square else "own"
+    return "number" if loss is functional.mse_loss or isinstance(loss, nn.MSELoss) else "own"
 
 
 def _count_outputs(module: nn.Module) -> int:

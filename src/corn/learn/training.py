@@ -103,7 +103,6 @@ def train(
     given = _take_settings(options)
     objective = options.pop("objective", None)
     plan = source if isinstance(source, Plan) else None
-    is_name = isinstance(mechanism, str)
     if isinstance(source, Plan):
         # A plan was checked as a whole: another budget or other noise would void its promise.
         if any((budget, mechanism != "corn", threat, objective is not None)):
@@ -113,7 +112,7 @@ def train(
         network, target = source.network, source.objective
     else:
         network = source if isinstance(source, Network) else load_network(source)
-        needs_none = is_name and mechanism in ("corn", "none", "unclipped")
+        needs_none = isinstance(mechanism, str) and mechanism in ("corn", "none", "unclipped")
         if budget is None and (not needs_none or threat is not None or secure):
             raise InvalidArgumentError("mechanism, threat and secure need a budget, found None")
         if budget is None and "num_steps" not in given:
@@ -142,8 +141,7 @@ def train(
     settings = _make_settings({**usual, **given}, network, made.budget or budget, target)
     problem = make_problem(task, datasets, network.agent_names, validation=validation, test=test)
     if step_size is None:
-        optimizer = settings.optimizer
-        step_size = 0.01 if optimizer is None else read_learning_rate(optimizer)
+        step_size = 0.01 if settings.optimizer is None else read_learning_rate(settings.optimizer)
     trials = [Trial(made, make_schedule(step_size))]
     result = run_sweep(problem, network, trials, settings=settings, **options)
     for (_, _, seed), why in result.stopped.items():
@@ -261,7 +259,6 @@ def compare(
         make_task(model, loss), datasets, chosen.agent_names, validation=validation, test=test
     )
     designed = make_mechanisms(mechanisms, chosen, budget, objective=target, threat=threat)
-    made = _forget_kappa(designed, given)
     settings = _make_settings(given, chosen, budget, target)
     options |= {"step_sizes": step_sizes, "schedule": schedule}
-    return tune(problem, chosen, made, settings=settings, **options)
+    return tune(problem, chosen, _forget_kappa(designed, given), settings=settings, **options)

@@ -110,12 +110,11 @@ class Comparison:
         ``intervals`` are half widths; ``differences`` are pairs of a mean and a half width, with
         `reference`. For the quadratic task the optimality gap is added.
         """
-        # For the steps that were run, which are fewer than planned after an interruption.
-        num_steps = self.result.num_steps
         prefix = "simulated_" if self.result.is_simulated else ""
         facts: dict[str, dict[str, Any]] = {}
         for own in self.mechanisms:
-            spent = own.epsilon_spent(num_steps)
+            # For the steps that were run, which are fewer than planned after an interruption.
+            spent = own.epsilon_spent(self.result.num_steps)
             facts[own.name] = {
                 "intervals": {},
                 "differences": {},
@@ -284,22 +283,17 @@ def _join(first: Result, second: Result) -> Result:
 
 
 def propose_places(losses: Mapping[int, float], *, start: int) -> tuple[int, ...]:
-    """Return the places to try next, given the losses so far; none if the search is over.
-
-    Beyond the best end there may be a better one; an inner place is refined by its neighbours.
-    """
+    """Return the places to try next: beyond the best end, or beside an inner one; none at last."""
     tried = sorted(losses)
     best = min(tried, key=losses.__getitem__)
     is_first = best == tried[0]
     outward = best + (-_STRIDE if is_first else _STRIDE)
-    inner = tried[1] if is_first else tried[tried.index(best) - 1]
-    gain = losses[inner] - losses[best]
+    gain = losses[tried[1] if is_first else tried[tried.index(best) - 1]] - losses[best]
     # If all runs broke down, the least step size counts as the best, and a smaller one is tried.
     is_worthwhile = math.isinf(losses[best]) or gain > _LEAST_GAIN * abs(losses[best])
     if best in (tried[0], tried[-1]) and is_worthwhile and abs(outward - start) <= _FURTHEST:
         return (outward,)
-    between = (best - 1, best + 1)
-    return tuple(k for k in between if k not in losses and tried[0] < k < tried[-1])
+    return tuple(k for k in (best - 1, best + 1) if k not in losses and tried[0] < k < tried[-1])
 
 
 def expect_place(
@@ -309,9 +303,8 @@ def expect_place(
     if math.isinf(mechanism.clip):
         return nearest_place(_UNCLIPPED_START)
     n = problem.data.num_agents
-    noise = mechanism.noise
     # The average over agents has the noise 1ᵀv/n, whose variance is 1ᵀR1/n².
-    variance = 0.0 if noise is None else noise.total_variance / n**2
+    variance = 0.0 if mechanism.noise is None else mechanism.noise.total_variance / n**2
     randomness = bound_gradient_variance(mechanism.clip, n, mechanism.queries[0].batch_size)
     randomness += problem.task.num_parameters * variance
     expected = expect_step_size(num_steps=num_steps, clip=mechanism.clip, randomness=randomness)

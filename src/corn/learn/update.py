@@ -76,10 +76,8 @@ def clip_by_rule(
 
 def check_clipping(rule: Clipping, num_parameters: int) -> None:
     """Raise unless a rule keeps shapes, and has no memory, by which samples would meet."""
-    generator = torch.Generator().manual_seed(0)
-    first, other = torch.randn(2, 1, 1, num_parameters, generator=generator)
-    clip = torch.ones(1)
-    made, _, again = (_apply(rule, values, clip) for values in (first, other, first))
+    first, other = torch.randn(2, 1, 1, num_parameters, generator=torch.Generator().manual_seed(0))
+    made, _, again = (_apply(rule, values, torch.ones(1)) for values in (first, other, first))
     kind, found = "a function without memory", "other values for the same gradient"
     require(torch.equal(made, again), "clipping", kind, found)
 

@@ -109,10 +109,8 @@ class SampleGradients:
         finally:
             self._is_taking = False
         own, outside = slopes[: len(copies)], slopes[len(copies) :]
-        if all(slope is None for slope in own):
-            raise InvalidArgumentError(
-                "losses must be computed from outputs of model(inputs), found other ones"
-            )
+        is_own = any(slope is not None for slope in own)
+        require(is_own, "losses", "computed from outputs of model(inputs)", "other ones")
         for name, slope in zip(self._trained, outside, strict=True):
             rule = "used by calls of the module alone, in its forward()"
             require(slope is None, "parameters", rule, f"a gradient of {name!r} from outside")
@@ -348,7 +346,6 @@ class UserModel:
         # By identity, because ``==`` compares tensors by value.
         own = set(map(id, self._trained))
         everything = [*module.named_parameters(), *module.named_buffers()]
-        # Copies of all values that get no noise.
         self._frozen = {name: p.detach().clone() for name, p in everything if id(p) not in own}
         # Copies of the trained parameters as CorN left them last, in their own types.
         self._written = [p.detach().clone() for p in self._trained]
@@ -381,8 +378,7 @@ class UserModel:
         return Gradients(torch.cat([g.flatten().cpu() for g in pieces]).view(1, 1, -1).clone())
 
     def read(self) -> Tensor:
-        """Return the trained parameters as one vector, in float64."""
-        # In float64: parameters of several types then have one vector without loss.
+        """Return the trained parameters as one vector, in float64: of any types, without loss."""
         return torch.cat([p.detach().flatten().double().cpu() for p in self._trained])
 
     @torch.no_grad()

@@ -41,11 +41,7 @@ def make_named_task(
     l2: float = 1e-4,
     of: str = "this data",
 ) -> Task:
-    """Return a task for samples of a shape; without ``num_classes`` targets are numbers.
-
-    ``model`` is ``linear``, ``network`` (32 hidden units), ``cnn`` or ``FILE.py:FUNCTION``, ``l2``
-    is λ of linear classifiers, and ``of`` names the data in errors.
-    """
+    """Return a task, see ``Workload``; without ``num_classes`` targets are numbers."""
     if model.endswith(".py") or ".py:" in model:
         # Images have their channels first, as torch expects them.
         shape = (1, *input_shape) if is_image and len(input_shape) == 2 else input_shape
@@ -74,11 +70,10 @@ def make_named_task(
 def _load_task(spec: str, input_shape: tuple[int, ...], num_classes: int | None) -> Task:
     """Return the task of a user's function, which returns a module, or a module and its loss."""
     make = load_function(spec)
-    num_outputs = 1 if num_classes is None else num_classes
     # Agents must start from one model, so it is drawn from a public seed.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        made: Any = make(input_shape, num_outputs)
+        made: Any = make(input_shape, 1 if num_classes is None else num_classes)
     usual = functional.mse_loss if num_classes is None else functional.cross_entropy
     model, loss = made if isinstance(made, tuple) and len(made) == 2 else (made, usual)
     if not isinstance(model, nn.Module) or not callable(loss):
@@ -148,10 +143,9 @@ class Workload:
         held_out = {"validation": split.validation, "test": split.test}
         samples = torch.from_numpy(dataset.inputs), torch.from_numpy(dataset.targets)
         parts = {part: pick_samples(samples, rows) for part, rows in held_out.items() if len(rows)}
-        usual = "network" if self.name == "mnist" else "linear"
         return TrainingProblem(
             task=make_named_task(
-                self.model or usual,
+                self.model or ("network" if self.name == "mnist" else "linear"),
                 dataset.image_shape or dataset.inputs.shape[1:],
                 dataset.num_classes,
                 is_image=dataset.image_shape is not None,

@@ -38,8 +38,7 @@ def map_in_a_loop(
     """Return ``vmap(function, in_dims)`` by one call after the other, for any module."""
 
     def mapped(*args: Any) -> Any:
-        mapped_args = [a for a, d in zip(args, in_dims, strict=True) if d == 0]
-        leaves, structure = tree_flatten(mapped_args)
+        leaves, structure = tree_flatten([a for a, d in zip(args, in_dims, strict=True) if d == 0])
         found = []
         # Unbound at once: the backward pass of one row by its number takes the memory of all.
         for rows in zip(*(leaf.unbind() for leaf in leaves), strict=True):
@@ -77,8 +76,7 @@ def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 def split_vector(vector: Tensor, shapes: Sequence[torch.Size]) -> Iterator[Tensor]:
     """Yield the parts of a vector of parameters in these shapes."""
-    pieces = torch.split(vector, [shape.numel() for shape in shapes])
-    return map(Tensor.view, pieces, shapes)
+    return map(Tensor.view, torch.split(vector, [shape.numel() for shape in shapes]), shapes)
 
 
 def hash_module(text: str, constants: Iterable[Tensor]) -> bytes:
@@ -180,20 +178,16 @@ class ModuleTask:
     def evaluate(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:
         """See ``Task``; with accuracy if outputs score classes and targets are classes."""
         with _explained(inputs, targets), torch.no_grad():
-            return self._evaluate(parameters, inputs, targets)
-
-    def _evaluate(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:
-        self._rehearse(parameters[0], inputs, targets)
-        rows = min(_ROWS_AT_ONCE, len(inputs))
-        models = max(1, _ELEMENTS_AT_ONCE // (rows * max(1, self._num_kept or 0)))
-        score = self._map(self._score, (0, None, None))
-        pairs = zip(torch.split(inputs, rows), torch.split(targets, rows), strict=True)
-        total = parameters.new_zeros(len(parameters), 2)
-        for X, y in pairs:
-            parts = [score(own, X, y) for own in torch.split(parameters, models)]
-            total += torch.cat(parts) * len(X)
-        loss, accuracy = (total / len(inputs)).unbind(dim=1)
-        return Scores(loss, None if bool(accuracy.isnan().any()) else accuracy)
+            self._rehearse(parameters[0], inputs, targets)
+            rows = min(_ROWS_AT_ONCE, len(inputs))
+            models = max(1, _ELEMENTS_AT_ONCE // (rows * max(1, self._num_kept or 0)))
+            score = self._map(self._score, (0, None, None))
+            total = parameters.new_zeros(len(parameters), 2)
+            for X, y in zip(torch.split(inputs, rows), torch.split(targets, rows), strict=True):
+                parts = [score(own, X, y) for own in torch.split(parameters, models)]
+                total += torch.cat(parts) * len(X)
+            loss, accuracy = (total / len(inputs)).unbind(dim=1)
+            return Scores(loss, None if bool(accuracy.isnan().any()) else accuracy)
 
     def describe(self) -> str:
         """See ``Task``."""
@@ -289,9 +283,8 @@ class ModuleTask:
         for cells, trials, rows in self._pieces(parameters, batch.inputs, taken, split_rows=True):
             X, y = batch.inputs[cells, rows], batch.targets[cells, rows]
             models = parameters[cells, trials]
-            slopes = slopes_of(models, X, _repeat(y, models.shape[1])).to(sample_clip.dtype)
             total, own = sum_clipped_samples(
-                slopes,
+                slopes_of(models, X, _repeat(y, models.shape[1])).to(sample_clip.dtype),
                 sample_clip[trials].unsqueeze(-1),
                 batch.weights[cells, rows].unsqueeze(1),
                 most_samples=batch.most_samples,

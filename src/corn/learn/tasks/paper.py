@@ -79,14 +79,12 @@ class Quadratic:
         """See ``Task``."""
         # The objective itself is the sample, so that mini-batches and clipping work as for data.
         A, c = self._unpack(batch.inputs)
-        offset = parameters.unsqueeze(1) - c.unsqueeze(2)
-        slopes = 2 * torch.einsum("kbij,kbvj->kbvi", A, offset)
+        slopes = 2 * torch.einsum("kbij,kbvj->kbvi", A, parameters.unsqueeze(1) - c.unsqueeze(2))
         weights = batch.weights.unsqueeze(-1)
         if sample_clip is None:
             return Gradients((weights.unsqueeze(-1) * slopes).sum(dim=1))
         slopes = slopes.to(sample_clip.dtype)
-        rounding = batch.most_samples**2
-        factors = clip_factors(norms_at_least(slopes), sample_clip, rounding=rounding)
+        factors = clip_factors(norms_at_least(slopes), sample_clip, rounding=batch.most_samples**2)
         slopes = drop_broken(slopes, factors)
         values = ((weights.to(factors) * factors).unsqueeze(-1) * slopes).sum(dim=1)
         return Gradients.of_samples(values, factors, batch.weights)
@@ -103,8 +101,7 @@ class Quadratic:
 
     def _unpack(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         d = self.num_parameters
-        matrices = inputs[..., : d * d]
-        return matrices.view(*inputs.shape[:-1], d, d), inputs[..., d * d :]
+        return inputs[..., : d * d].view(*inputs.shape[:-1], d, d), inputs[..., d * d :]
 
 
 # Bound the memory of one evaluation: 2²³ logits or hidden units, of which a model has about 32.
@@ -121,8 +118,7 @@ class _Classifier:
 
     def prepare(self, inputs: Tensor) -> Tensor:
         """Return samples flattened, with a constant feature after the others."""
-        if not inputs.is_floating_point():
-            raise InvalidArgumentError(f"inputs must be real numbers, found {inputs.dtype}")
+        require(inputs.is_floating_point(), "inputs", "real numbers", inputs.dtype)
         flat = inputs.flatten(1)
         is_whole = flat.shape[1] == self._num_features
         require(is_whole, "inputs", f"of {self._num_features} features", flat.shape[1])
@@ -132,11 +128,10 @@ class _Classifier:
         """Raise unless targets are classes from 0: others would train silently."""
         found = torch.unique(targets)
         is_wrong = (found != found.long()) | (found < 0) | (found >= self._num_classes)
-        if targets.dim() != 1 or bool(is_wrong.any()):
-            raise InvalidArgumentError(
-                f"targets must be classes, one of 0 … {self._num_classes - 1} for each sample, "
-                f"found shape {tuple(targets.shape)} with {found[:4].tolist()}"
-            )
+        is_class = targets.dim() == 1 and not bool(is_wrong.any())
+        rule = f"classes, one of 0 … {self._num_classes - 1} for each sample"
+        shape = tuple(targets.shape)
+        require(is_class, "targets", rule, f"shape {shape} with {found[:4].tolist()}")
 
 
 @final
@@ -289,10 +284,8 @@ class ShallowNetwork(_Classifier):
         delta_out, delta_in, hidden, X = wide
         # ‖δ hᵀ‖_F = ‖δ‖ ‖h‖ in each layer, (cells, trials, batch); the 1 is the bias.
         outer = norms_at_least(delta_out) * (1 + hidden.square().sum(dim=-1)).sqrt()
-        inner = norms_at_least(delta_in) * norms_at_least(X).unsqueeze(1)
-        norms = torch.hypot(outer, inner)
-        rounding = batch.most_samples**2
-        factors = clip_factors(norms, sample_clip.unsqueeze(-1), rounding=rounding)
+        norms = torch.hypot(outer, norms_at_least(delta_in) * norms_at_least(X).unsqueeze(1))
+        factors = clip_factors(norms, sample_clip.unsqueeze(-1), rounding=batch.most_samples**2)
         scale = scale.to(factors) * factors
         drop_broken(delta_out.mul_(scale.unsqueeze(-1)), factors)
         drop_broken(delta_in.mul_(scale.unsqueeze(-1)), factors)
