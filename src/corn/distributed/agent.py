@@ -1,7 +1,4 @@
-"""One agent of a plan, from its keys and data to a trained model.
-
-An agent checks the plan, agrees with the others, connects to its neighbours, and trains.
-"""
+"""One agent: it checks the plan, agrees with the others, connects to its neighbours, and trains."""
 
 from __future__ import annotations
 
@@ -416,8 +413,7 @@ class AgentRun:
 
     def return_to_others(self) -> None:
         """Return to a run under way, with the help of a neighbour."""
-        rendezvous = self.rendezvous
-        ledger = self.ledger
+        rendezvous, ledger = self.rendezvous, self.ledger
         if self.plan.network.mixing == "gossip":
             raise InvalidArgumentError("--rejoin needs exact sums, found a plan with gossip")
         require_pair_seeds(self.plan, "--rejoin")
@@ -505,7 +501,6 @@ class AgentRun:
     ) -> Generator[AgentStepper, None, AgentResult]:
         """Run all steps that are left, and record them."""
         exchange = self.exchange
-        num_steps = self.settings.steps_of(self.plan)
         if reports.on_message is not None:
             exchange.on_send = partial(reports.on_message, self.agreement.nonce)
         journal = Journal(self, problem, parts, reports.on_state)
@@ -522,7 +517,8 @@ class AgentRun:
         with catch_interruption() if given is None else nullcontext(given) as interruption:
             yield from rounds.run(interruption)
         lost, cut_links = exchange.membership.lost, exchange.membership.cut_links
-        status = judge_status(all_steps=rounds.step == num_steps, lost={*lost, *cut_links})
+        all_steps = rounds.step == self.settings.steps_of(self.plan)
+        status = judge_status(all_steps=all_steps, lost={*lost, *cut_links})
         journal.record_end(rounds.step, rounds.parameters, status)
         # Links count a message once it has left, and the last ones may still be on their way.
         exchange.finish_sending(_SECONDS_TO_SEND)
@@ -546,8 +542,7 @@ class AgentRun:
 
     def _restore(self, journal: Journal) -> tuple[Tensor, list[Row]]:
         """Return the model to start from and the measurements before it; remove later files."""
-        step = self.first_step
-        folders = self.folders
+        step, folders = self.first_step, self.folders
         if self.admission is not None:
             # An agent that returns begins with its sponsor's model, and keeps its own measurements.
             journal.note(f"took part again from step {step} on, with the model of a neighbour")

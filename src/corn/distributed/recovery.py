@@ -332,9 +332,8 @@ class Recovery:
         """Raise ``ProtocolError`` unless a message belongs to this round."""
         who = f"agent {header.sender}"
         if header.mixing_round != number:
-            raise ProtocolError(
-                f"{who} is in round {header.mixing_round} of a recovery, not in round {number}"
-            )
+            why = f"{who} is in round {header.mixing_round} of a recovery, not in round {number}"
+            raise ProtocolError(why)
         # Only its neighbours can tell whether an agent may have begun the steps that it says. Those
         # that have recovered already, and went on, have begun one more than all others.
         own = Subject(Kind.BEGUN, header.sender, header.sender, header.sender)

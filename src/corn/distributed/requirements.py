@@ -96,9 +96,8 @@ class Requirements:
             try:
                 fields[field] = _KINDS.get(field, str)(value)
             except ValueError as error:
-                raise InvalidArgumentError(
-                    f"{name} must be a number, found {quote(value)}"
-                ) from error
+                why = f"{name} must be a number, found {quote(value)}"
+                raise InvalidArgumentError(why) from error
         # Alone it would require nothing, and a plan with any δ would pass.
         if "delta" in fields and not {"epsilon", "total_epsilon"} & fields.keys():
             raise InvalidArgumentError(

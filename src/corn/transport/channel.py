@@ -174,9 +174,8 @@ class NoiseHandshake:
         try:
             AESGCM(self._key).decrypt(make_nonce(0), tag, self._h)
         except InvalidTag:
-            raise TamperedError(
-                "the other end of a connection could not prove its key of the roster"
-            ) from None
+            why = "the other end of a connection could not prove its key of the roster"
+            raise TamperedError(why) from None
         self._mix_hash(tag)
 
     def split(self) -> tuple[bytes, bytes]:
