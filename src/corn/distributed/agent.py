@@ -249,10 +249,8 @@ def run_steps(
             # A ledger beside another key would not count releases under this one.
             key = load_identity(rendezvous.keys / f"agent-{agent}.key")
             if key.public_key != rendezvous.credentials.identity.public_key:
-                raise InvalidArgumentError(
-                    f"keys must be the folder of the key in use, found another key in "
-                    f"{rendezvous.keys}"
-                )
+                found = f"found another key in {rendezvous.keys}"
+                raise InvalidArgumentError(f"keys must be the folder of the key in use, {found}")
             # Opening the ledger begins a run: it locks the file, so that no second process releases
             # under the same count until the end, and writes a nonce that was never used before.
             precision = settings.precision_of(plan, agent, planned)
@@ -278,6 +276,7 @@ def run_steps(
             model = f"{problem.task.describe()}; {problem.task.num_parameters} parameters"
             if hasattr(problem.task, "fingerprint"):  # of layers, loss and frozen parameters
                 model += f" ({problem.task.fingerprint().hex()[:16]})"
+            accepting = [str(number) for number, does in enumerate(roster.accepts) if does]
             # Agree. From here on all agents have the same plan, model, settings and nonce.
             hello = Hello(
                 plan=fingerprint(plan).hex(),
@@ -286,9 +285,7 @@ def run_steps(
                     "the model": model,
                     "the initial parameters": hashlib.sha256(start.numpy().data).hexdigest()[:16],
                     "the roster of public keys": roster.fingerprint.hex(),
-                    "agents that accept connections": ", ".join(
-                        str(number) for number, does in enumerate(roster.accepts) if does
-                    ),
+                    "agents that accept connections": ", ".join(accepting),
                     **settings.describe(plan),
                     "streams": STREAM_FORMAT,
                 },

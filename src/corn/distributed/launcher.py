@@ -234,13 +234,7 @@ class AgentProcesses:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # failures are reported in one line
         with preloaded_context() as context:
             for agent, config in self._configs.items():
-                ours, theirs = context.Pipe()
-                process = context.Process(target=run_child, args=(theirs, config), daemon=True)
-                process.start()
-                # Only the child holds its end now: this end reports when the child is gone.
-                theirs.close()
-                self._processes[agent] = process
-                self._connections[agent] = ours
+                self._start_one(context, agent, config)
 
     def poll(self, seconds: float) -> None:
         """Wait at most so long for reports, and take them in."""
@@ -267,6 +261,15 @@ class AgentProcesses:
             if process.is_alive():
                 process.kill()
                 process.join()
+
+    def _start_one(self, context: ForkServerContext, agent: int, config: AgentConfig) -> None:
+        ours, theirs = context.Pipe()
+        process = context.Process(target=run_child, args=(theirs, config), daemon=True)
+        process.start()
+        # Only the child holds its end now, so that this end reports when the child is gone.
+        theirs.close()
+        self._processes[agent] = process
+        self._connections[agent] = ours
 
     def _take(self, agent: int) -> None:
         try:

@@ -341,6 +341,5 @@ class Recovery:
         if own not in header.news or header.news[own].step > max(step, others) + 2:
             raise ProtocolError(f"{who} has not begun the steps that it says")
         if header.payload_bytes not in (0, self._payload_bytes):
-            raise ProtocolError(
-                f"{who} passed on a sum of {header.payload_bytes} bytes, not {self._payload_bytes}"
-            )
+            why = f"{who} passed on a sum of {header.payload_bytes} bytes"
+            raise ProtocolError(f"{why}, not {self._payload_bytes}")
