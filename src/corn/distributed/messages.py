@@ -205,10 +205,9 @@ def check_header(found: Header, own: Header) -> None:
         raise ProtocolError(f"{who} runs another plan ({found.plan.hex()}, not {own.plan.hex()})")
     # A model of another step would be mixed without an error, and agents would drift apart.
     if (found.step, found.mixing_round) != (own.step, own.mixing_round):
-        raise ProtocolError(
-            f"{who} is at step {found.step}, round {found.mixing_round}, not at step {own.step}, "
-            f"round {own.mixing_round}"
-        )
+        there = f"step {found.step}, round {found.mixing_round}"
+        here = f"step {own.step}, round {own.mixing_round}"
+        raise ProtocolError(f"{who} is at {there}, not at {here}")
     if found.payload_bytes != own.payload_bytes:
         why = f"{who} sent {found.payload_bytes} bytes of parameters, not {own.payload_bytes}"
         raise ProtocolError(why)
