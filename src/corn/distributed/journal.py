@@ -81,7 +81,7 @@ def round_up_releases(num_releases: int, num_steps: int) -> int:
 
 @final
 class Journal:
-    """Writer of all that an agent keeps of its run, if in folders, and reporter of its state."""
+    """Writer of all that an agent keeps of its run, given folders, and reporter of its state."""
 
     def __init__(
         self,

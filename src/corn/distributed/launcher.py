@@ -597,7 +597,7 @@ def launch(
 
 
 def _watch(processes: AgentProcesses, progress: ProgressLog) -> bool:
-    """Run processes until all end, or a second Ctrl-C ends them; return if a person stopped it."""
+    """Run processes until they end, at a second Ctrl-C at once; return if a person stopped them."""
     try:
         with catch_interruption() as interruption:
             # Ctrl-C is caught before the first process starts, so that none is left behind.
