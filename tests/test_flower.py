@@ -21,7 +21,7 @@ from scipy import stats
 
 from corn.covariance import ThreatModel
 from corn.distributed import Requirements
-from corn.distributed.keyring import find_terms, make_keys, open_ledger
+from corn.distributed.keyring import make_keys, open_ledger
 from corn.distributed.rendezvous import is_public
 from corn.distributed.requirements import RequirementError
 from corn.engines import (
@@ -44,7 +44,7 @@ from corn.noise.ledger import read_history
 from corn.noise.masks import draw_offset
 from corn.plan import Plan, fingerprint, make_plan, verify_plan
 from corn.privacy import PrivacyBudget
-from corn.privacy.composition import Expense, compose_expenses
+from corn.privacy.composition import Expense, PlanTerms, compose_expenses
 from corn.topology import load_network
 from tests.contracts.engines import Grid, flower_runtime, grow, lose_messages, make_sites
 from tests.oracles import masked_message
@@ -327,7 +327,8 @@ def test_the_loss_is_that_of_the_least_noise_of_any_run(
         ledger.reserve(0)
     # Flower's own runs have more noise, and do not hide it.
     release(agents[0], np.zeros(2), greet(agents))
-    expected = compose_expenses([Expense(find_terms(PLAN, 0), largest, 3)], 1e-5).epsilon
+    terms = PlanTerms(PLAN.budget.of_agent(0), PLAN.threat.max_colluders)
+    expected = compose_expenses([Expense(terms, largest, 3)], 1e-5).epsilon
     assert agents[0].get_epsilon() == expected > 2 * alone
 
 

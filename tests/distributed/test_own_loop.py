@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import StepLR
 
 from corn.covariance import ThreatModel
 from corn.distributed import RunSettings, rounds
-from corn.distributed.keyring import find_terms, make_keys
+from corn.distributed.keyring import make_keys
 from corn.distributed.own_loop import make_private
 from corn.distributed.recovery import replan
 from corn.distributed.rendezvous import Rendezvous
@@ -32,7 +32,7 @@ from corn.learn.own_loop import PrivateTraining
 from corn.learn.tasks import ModuleTask
 from corn.plan import Plan, make_plan, verify_plan
 from corn.privacy import PrivacyBudget
-from corn.privacy.composition import Expense, compose_expenses
+from corn.privacy.composition import Expense, PlanTerms, compose_expenses
 from corn.topology import load_network
 from tests.learn.loops import (
     FACTORIES,
@@ -174,7 +174,7 @@ def test_an_agent_counts_its_releases_in_its_ledger(tmp_path: Path) -> None:
         assert private.optimizer.privacy.startswith("the models keep ε = 50")
         return [*found, private.optimizer.get_epsilon()]
 
-    terms = find_terms(plan, 0)
+    terms = PlanTerms(plan.budget.of_agent(0), plan.threat.max_colluders)
     # Two steps were begun by the first run, and one by the second before its first batch.
     after = [
         compose_expenses([Expense(terms, guarantee.precision, count)], 1e-5).epsilon

@@ -285,7 +285,7 @@ def test_the_others_go_on_without_an_agent_that_is_asked_to_stop(
     begin = TrainingRounds._begin
 
     def interrupt(self: TrainingRounds) -> Iterator[AgentStepper]:
-        if (self._agent, self.step) == (2, 4):
+        if (self._run.agent, self.step) == (2, 4):
             interruptions[2].requested = True
         return begin(self)
 

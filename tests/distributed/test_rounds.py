@@ -93,6 +93,7 @@ def test_a_cool_down_gives_news_at_every_step() -> None:
     news: list[bool] = []
     plan = small_plan("ring:4", 60)
     run = SimpleNamespace(
+        agent=0,
         plan=plan,
         settings=RunSettings(Constant(0.1)),
         activate=lambda plan, members: ActivePlan(plan, members, Silence()),  # type: ignore[arg-type]

@@ -367,7 +367,7 @@ class DisturbedTask(Workload):
         def note(rounds: TrainingRounds, parameters: Tensor, statistics: Any) -> None:
             prefix, digest = rounds._active.prefix.hex(), digest_model(parameters).hex()
             _append(folder / "models", f"{prefix} {rounds.step} {digest}")
-            _append(folder / "draws", f"{rounds._agent} {rounds.step}")
+            _append(folder / "draws", f"{rounds._run.agent} {rounds.step}")
             finish(rounds, parameters, statistics)
 
         def disturb(

@@ -1,7 +1,4 @@
-"""One agent of a plan, from its keys and data to a trained model.
-
-An agent checks the plan, agrees with the others, connects to its neighbours, and trains.
-"""
+"""One agent: it checks the plan, agrees with the others, connects to its neighbours, and trains."""
 
 from __future__ import annotations
 
@@ -274,6 +271,7 @@ def run_steps(
             model = f"{problem.task.describe()}; {problem.task.num_parameters} parameters"
             if hasattr(problem.task, "fingerprint"):  # of layers, loss and frozen parameters
                 model += f" ({problem.task.fingerprint().hex()[:16]})"
+            accepting = [str(number) for number, does in enumerate(roster.accepts) if does]
             # Agree. From here on all agents have the same plan, model, settings and nonce.
             hello = Hello(
                 plan=fingerprint(plan).hex(),
@@ -282,9 +280,7 @@ def run_steps(
                     "the model": model,
                     "the initial parameters": hashlib.sha256(start.numpy().data).hexdigest()[:16],
                     "the roster of public keys": roster.fingerprint.hex(),
-                    "agents that accept connections": ", ".join(
-                        str(number) for number, does in enumerate(roster.accepts) if does
-                    ),
+                    "agents that accept connections": ", ".join(accepting),
                     **settings.describe(plan),
                     "streams": STREAM_FORMAT,
                 },
@@ -409,8 +405,7 @@ class AgentRun:
 
     def return_to_others(self) -> None:
         """Return to a run under way, with the help of a neighbour."""
-        rendezvous = self.rendezvous
-        ledger = self.ledger
+        rendezvous, ledger = self.rendezvous, self.ledger
         if self.plan.network.mixing == "gossip":
             raise InvalidArgumentError("--rejoin needs exact sums, found a plan with gossip")
         require_pair_seeds(self.plan, "--rejoin")
@@ -498,7 +493,6 @@ class AgentRun:
     ) -> Generator[AgentStepper, None, AgentResult]:
         """Run all steps that are left, and record them."""
         exchange = self.exchange
-        num_steps = self.settings.steps_of(self.plan)
         if reports.on_message is not None:
             exchange.on_send = partial(reports.on_message, self.agreement.nonce)
         journal = Journal(self, problem, parts, reports.on_state)
@@ -515,7 +509,8 @@ class AgentRun:
         with catch_interruption() if given is None else nullcontext(given) as interruption:
             yield from rounds.run(interruption)
         lost, cut_links = exchange.membership.lost, exchange.membership.cut_links
-        status = judge_status(all_steps=rounds.step == num_steps, lost={*lost, *cut_links})
+        all_steps = rounds.step == self.settings.steps_of(self.plan)
+        status = judge_status(all_steps=all_steps, lost={*lost, *cut_links})
         journal.record_end(rounds.step, rounds.parameters, status)
         # Links count a message once it has left, and the last ones may still be on their way.
         exchange.finish_sending(_SECONDS_TO_SEND)
@@ -539,8 +534,7 @@ class AgentRun:
 
     def _restore(self, journal: Journal) -> tuple[Tensor, list[Row]]:
         """Return the model to start from and the measurements before it; remove later files."""
-        step = self.first_step
-        folders = self.folders
+        step, folders = self.first_step, self.folders
         if self.admission is not None:
             # An agent that returns begins with its sponsor's model, and keeps its own measurements.
             journal.note(f"took part again from step {step} on, with the model of a neighbour")

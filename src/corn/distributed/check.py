@@ -116,12 +116,11 @@ def check_site(
         if keys.is_dir():
             findings.append(_check_ledger(plan, agent, keys))
         findings += _check_connections(consortium, plan, agent, wait)
+    # A hash of the text, which editors of other systems do not change by saving it.
+    text = consortium.path.read_text(encoding="utf-8-sig")
     return SiteReport(
         site=consortium.sites[agent].name,
-        # A hash of the text, which editors of other systems do not change by saving it.
-        consortium=hashlib.sha256(
-            consortium.path.read_text(encoding="utf-8-sig").encode()
-        ).hexdigest(),
+        consortium=hashlib.sha256(text.encode()).hexdigest(),
         plan="" if plan is None else fingerprint(plan).hex(),
         roster=roster,
         version=f"{__version__}, Python {platform.python_version()}",
@@ -181,8 +180,7 @@ def _check_ledger(plan: Plan, agent: int, keys: Path) -> Finding:
     if own in used:
         text = "releases of this plan were made before: start agents with --resume or --rejoin"
         return Finding("ledger", "warning", text)
-    others = len(used)
-    private = f"releases under {others} other plans add to the total" if others else ""
+    private = f"releases under {len(used)} other plans add to the total" if used else ""
     return Finding("ledger", "ok", "nothing was released under this plan", private)
 
 

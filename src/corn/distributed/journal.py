@@ -81,10 +81,7 @@ def round_up_releases(num_releases: int, num_steps: int) -> int:
 
 @final
 class Journal:
-    """Writer of everything that an agent keeps of its run, and reporter of its state.
-
-    ``parts`` are the samples to measure on. A run without folders writes nothing.
-    """
+    """Writer of all that an agent keeps of its run, given folders, and reporter of its state."""
 
     def __init__(
         self,
@@ -93,8 +90,7 @@ class Journal:
         parts: Mapping[str, Samples],
         on_state: Callable[[AgentState], None] | None = None,
     ) -> None:
-        plan = run.plan
-        settings = run.settings
+        plan, settings = run.plan, run.settings
         budget = plan.budget.of_agent(run.agent)
         self._run = run
         self._plan = plan
@@ -176,9 +172,7 @@ class Journal:
         if self.rows and self.rows[-1]["step"] == step:
             last = self.rows.pop()
             norms = (last["gradient_norm"], last["fraction_clipped"], last["noise_norm"])
-            statistics = StepStatistics(
-                *(parameters.new_full((1, 1), float(norm)) for norm in norms)
-            )
+            statistics = StepStatistics(*(parameters.new_full((1, 1), float(n)) for n in norms))
         self._measure(step, parameters, statistics)
         self._save(step, parameters)
         # With names, preprocessing and promise, if its task predicts.

@@ -51,10 +51,7 @@ def make_source(
     members: tuple[int, ...],
     group_seeds: Mapping[int, Secret] | None = None,
 ) -> SecureSource:
-    """Return the noise source of an agent under a plan for ``members``, by their roster's numbers.
-
-    ``group_seeds`` are those of groups of three and more.
-    """
+    """Return an agent's noise source under a plan for ``members``, by numbers of the roster."""
     # Keys depend on the plan's fingerprint: under a new plan for survivors all streams are new,
     # though the nonce of the run stays.
     keys = agent_keys(
@@ -88,9 +85,8 @@ def load_credentials(
     identity = load_identity(key)
     roster = load_roster(folder / "roster.json")
     if roster.num_agents != num_agents:
-        raise FileFormatError(
-            f"{folder / 'roster.json'}: of {roster.num_agents} agents, the plan has {num_agents}"
-        )
+        why = f"{folder / 'roster.json'}: of {roster.num_agents} agents, the plan has {num_agents}"
+        raise FileFormatError(why)
     # With another agent's key the pair keys would not match, and noise would not cancel.
     credentials = Credentials(agent, identity, roster)
     # After the check of the key, so that a wrong roster is never remembered as the right one.
@@ -99,18 +95,10 @@ def load_credentials(
     return credentials
 
 
-def find_terms(plan: Plan, agent: int) -> PlanTerms:
-    """Return the terms under which an agent releases by a plan."""
-    return PlanTerms(plan.budget.of_agent(agent), plan.threat.max_colluders)
-
-
 def open_ledger(
     folder: Path, agent: int, plan: Plan, *, precision: float, continues: bool = False
 ) -> ReleaseLedger:
-    """Open the ledger of an agent under a plan, and record in the agent's key that it exists.
-
-    ``precision`` and ``continues`` are those of :meth:`ReleaseLedger.open`.
-    """
+    """Open the ledger of an agent under a plan, and record in the agent's key that it exists."""
     key = folder / f"agent-{agent}.key"
     plan_fingerprint = fingerprint(plan)
     path = ledger_path(folder, agent, plan_fingerprint.hex())
@@ -121,7 +109,7 @@ def open_ledger(
         path,
         plan_fingerprint=plan_fingerprint,
         agent=agent,
-        terms=find_terms(plan, agent),
+        terms=PlanTerms(plan.budget.of_agent(agent), plan.threat.max_colluders),
         precision=precision,
         continues=continues,
     )
@@ -141,9 +129,8 @@ def make_keys(folder: Path, num_agents: int, names: Sequence[str] = ()) -> bool:
     if roster.exists():
         return False
     if any(folder.glob("agent-*.key")):
-        raise FileFormatError(
-            f"{roster}: is missing: make it from all files agent-I.pub with corn keys roster"
-        )
+        why = f"{roster}: is missing: make it from all files agent-I.pub with corn keys roster"
+        raise FileFormatError(why)
     # Closed from the start: a chmod afterwards would leave a moment in which keys can be read.
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     identities = [generate_identity() for _ in range(num_agents)]

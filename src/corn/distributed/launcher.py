@@ -69,6 +69,10 @@ _PRELOADED = [
 _HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # A shell and a supervisor may both forward a Ctrl-C: signals within a second are one request.
 _SECONDS_OF_ONE_REQUEST = 1.0
+_LOCALHOST = "127.0.0.1"
+# The longest time that Ctrl-C waits.
+_SECONDS_BETWEEN_POLLS = 0.2
+_SECONDS_BETWEEN_LINES = 10.0
 
 
 def protect_process() -> None:
@@ -304,8 +308,7 @@ class AgentProcesses:
         for agent in left:
             if pause > self._configs[agent].settings.timeout:
                 self._processes[agent].kill()
-                message = f"was suspended for {pause:.0f} s and then ended"
-                self._fail(agent, "suspended", message)
+                self._fail(agent, "suspended", f"was suspended for {pause:.0f} s and then ended")
 
 
 def is_suspended(pid: int | None) -> bool:
@@ -339,12 +342,6 @@ def preloaded_context() -> Iterator[ForkServerContext]:
         yield context
     finally:
         sys.modules["__main__"] = main
-
-
-_LOCALHOST = "127.0.0.1"
-# The longest time that Ctrl-C waits.
-_SECONDS_BETWEEN_POLLS = 0.2
-_SECONDS_BETWEEN_LINES = 10.0
 
 
 @final
@@ -443,9 +440,8 @@ def merge_results(
     rows: list[Row] = []
     for step in steps:
         present = [agent for agent in folders if step in tables[agent]]
-        models = torch.stack(
-            [read_model(folders[agent].shared, step, plan, size) for agent in present]
-        )
+        shared = [read_model(folders[agent].shared, step, plan, size) for agent in present]
+        models = torch.stack(shared)
         if step == steps[-1]:
             final[0, present] = models
         (row,) = measure(
@@ -571,55 +567,42 @@ def launch(
     # The launcher hosts the store, so that it outlasts any agent. It proves the key of the agent
     # at whose address others would look for the store.
     store = StoreHost((_LOCALHOST, 0), credentials[roster.store_host])
+    others = tuple(folder.resolve() for folder in required.other_keys)
     with closing(store), writing_log(names=names):
-        processes = AgentProcesses(
-            {
-                agent: AgentConfig(
-                    workload=workload,
-                    settings=settings,
-                    out=out.resolve(),
-                    agent=agent,
-                    source=source.resolve(),
-                    keys=keys.resolve(),
-                    num_agents=plan.num_agents,
-                    names=names,
-                    store=(_LOCALHOST, store.port),
-                    opens_store=False,
-                    requirements=replace(
-                        required, other_keys=tuple(one.resolve() for one in required.other_keys)
-                    ),
-                    status=None if status is None else (status[0], status[1] + agent),
-                )
-                for agent in agents
-            }
-        )
+        configs = {
+            agent: AgentConfig(
+                workload=workload,
+                settings=settings,
+                out=out.resolve(),
+                agent=agent,
+                source=source.resolve(),
+                keys=keys.resolve(),
+                num_agents=plan.num_agents,
+                names=names,
+                store=(_LOCALHOST, store.port),
+                opens_store=False,
+                requirements=replace(required, other_keys=others),
+                status=None if status is None else (status[0], status[1] + agent),
+            )
+            for agent in agents
+        }
+        processes = AgentProcesses(configs)
         progress = ProgressLog(f"{promise}; roster {roster.fingerprint.hex()}")
         was_interrupted = _watch(processes, progress)
     results = dict(sorted(processes.results.items()))
     # Before anything is merged: without one result there is nothing to measure.
     raise_common_failure(results)
-    return LaunchResult(
-        plan=plan,
-        problem=problem,
-        agents=results,
-        measured=merge_results(plan, problem, results, folders, settings),
-        folders=folders,
-        keys=keys,
-        made_keys=made_keys,
-        was_interrupted=was_interrupted,
-    )
+    measured = merge_results(plan, problem, results, folders, settings)
+    return LaunchResult(plan, problem, results, measured, folders, keys, made_keys, was_interrupted)
 
 
 def _watch(processes: AgentProcesses, progress: ProgressLog) -> bool:
-    """Run processes until all have ended; return if a person stopped them.
-
-    Ctrl-C requests that all agents stop together after a few more steps; a second one ends them.
-    """
+    """Run processes until they end, at a second Ctrl-C at once; return if a person stopped them."""
     try:
         with catch_interruption() as interruption:
             # Ctrl-C is caught before the first process starts, so that none is left behind.
             processes.start()
-            has_asked = False
+            has_asked = False  # all agents to stop together, after a few more steps
             while processes.is_running:
                 processes.poll(_SECONDS_BETWEEN_POLLS)
                 progress.update(processes)

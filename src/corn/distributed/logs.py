@@ -27,12 +27,7 @@ _LOGGER.addHandler(logging.NullHandler())
 
 
 def log_event(
-    agent: int | None,
-    event: str,
-    text: str,
-    *,
-    level: int = logging.INFO,
-    is_private: bool = False,
+    agent: int | None, event: str, text: str, *, level: int = logging.INFO, is_private: bool = False
 ) -> None:
     """Log an event of an agent, or of the launcher if ``agent`` is None."""
     own = {"agent": agent, "event": event, "is_private": is_private}
@@ -41,10 +36,7 @@ def log_event(
 
 @contextmanager
 def writing_log(
-    *,
-    folder: Path | None = None,
-    to_stderr: bool = True,
-    names: Sequence[str] = (),
+    *, folder: Path | None = None, to_stderr: bool = True, names: Sequence[str] = ()
 ) -> Iterator[None]:
     """Write events to stderr and to ``log`` in a private folder, as long as the block lasts."""
     handlers: list[logging.Handler] = []

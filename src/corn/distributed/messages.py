@@ -123,19 +123,10 @@ class Header:
 
     def encode(self) -> bytes:
         """Return the header as bytes, a multiple of 64 of them to align the parameters."""
-        fixed = _FIXED.pack(
-            _MAGIC,
-            self.plan,
-            self.model,
-            self.signature,
-            self.sender,
-            self.step,
-            self.mixing_round,
-            self.attempt,
-            self.payload_bytes,
-            len(self.news),
-        )
         news = [_NEWS.pack(*subject, *said) for subject, said in sorted(self.news.items())]
+        when = self.step, self.mixing_round, self.attempt
+        numbers = self.sender, *when, self.payload_bytes, len(news)
+        fixed = _FIXED.pack(_MAGIC, self.plan, self.model, self.signature, *numbers)
         return b"".join([fixed, *news]).ljust(_header_bytes(len(news)), b"\0")
 
 
@@ -214,11 +205,9 @@ def check_header(found: Header, own: Header) -> None:
         raise ProtocolError(f"{who} runs another plan ({found.plan.hex()}, not {own.plan.hex()})")
     # A model of another step would be mixed without an error, and agents would drift apart.
     if (found.step, found.mixing_round) != (own.step, own.mixing_round):
-        raise ProtocolError(
-            f"{who} is at step {found.step}, round {found.mixing_round}, not at step {own.step}, "
-            f"round {own.mixing_round}"
-        )
+        there = f"step {found.step}, round {found.mixing_round}"
+        here = f"step {own.step}, round {own.mixing_round}"
+        raise ProtocolError(f"{who} is at {there}, not at {here}")
     if found.payload_bytes != own.payload_bytes:
-        raise ProtocolError(
-            f"{who} sent {found.payload_bytes} bytes of parameters, not {own.payload_bytes}"
-        )
+        why = f"{who} sent {found.payload_bytes} bytes of parameters, not {own.payload_bytes}"
+        raise ProtocolError(why)

@@ -25,13 +25,7 @@ from corn.distributed.results import AgentResult
 from corn.distributed.settings import RunSettings
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.optimizers import ScheduleFactory, tabulate_schedule
-from corn.learn.own_loop import (
-    LoopData,
-    PrivateOptimizer,
-    PrivateTraining,
-    number_rows,
-    open_loop,
-)
+from corn.learn.own_loop import LoopData, PrivateOptimizer, PrivateTraining, number_rows, open_loop
 from corn.learn.problem import TrainingProblem
 from corn.learn.step import AgentStepper
 from corn.learn.sweep import Interruption

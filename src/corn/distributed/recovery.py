@@ -332,9 +332,8 @@ class Recovery:
         """Raise ``ProtocolError`` unless a message belongs to this round."""
         who = f"agent {header.sender}"
         if header.mixing_round != number:
-            raise ProtocolError(
-                f"{who} is in round {header.mixing_round} of a recovery, not in round {number}"
-            )
+            why = f"{who} is in round {header.mixing_round} of a recovery, not in round {number}"
+            raise ProtocolError(why)
         # Only its neighbours can tell whether an agent may have begun the steps that it says. Those
         # that have recovered already, and went on, have begun one more than all others.
         own = Subject(Kind.BEGUN, header.sender, header.sender, header.sender)
@@ -342,6 +341,5 @@ class Recovery:
         if own not in header.news or header.news[own].step > max(step, others) + 2:
             raise ProtocolError(f"{who} has not begun the steps that it says")
         if header.payload_bytes not in (0, self._payload_bytes):
-            raise ProtocolError(
-                f"{who} passed on a sum of {header.payload_bytes} bytes, not {self._payload_bytes}"
-            )
+            why = f"{who} passed on a sum of {header.payload_bytes} bytes"
+            raise ProtocolError(f"{why}, not {self._payload_bytes}")

@@ -78,12 +78,9 @@ _LAST_TOTAL = "sum of the step before"
 # No optimizer of torch keeps as many tensors of the size of the model, of eight bytes each.
 _MAX_COPIES = 8
 _MAX_INDEX_BYTES = 1 << 20
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
-        *(torch.int16, torch.int32, torch.int64, torch.bool),
-    )
+_DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name)
+    for name in ("float16", "bfloat16", "float32", "float64", "int16", "int32", "int64", "bool")
 }
 
 

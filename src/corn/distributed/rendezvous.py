@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import KW_ONLY, asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import final
 
@@ -310,9 +311,7 @@ class Rendezvous:
             found = dict(enumerate(self.store.get(keys, _LONGEST_WAIT)))
             absent = [agent for agent, entry in found.items() if entry is None]
             if not absent:
-                return {
-                    a: self._read(entry or b"", topic, a, session) for a, entry in found.items()
-                }
+                return {a: self._read(own or b"", topic, a, session) for a, own in found.items()}
             # ``agree`` reads a refusal that comes after the last entry.
             self.check()
             waited = time.monotonic() - began
@@ -339,17 +338,11 @@ def join_store(
     interruption: Interruption | None = None,
 ) -> RemoteStore:
     """Connect to the store that another process hosts, as soon as it is there."""
+    host = credentials.roster.store_host
+    dial_host = partial(dial, address, credentials, host, Purpose.STORE, session=NO_SESSION)
 
     def connect(seconds: float) -> Channel:
-        return dial(
-            address,
-            credentials,
-            credentials.roster.store_host,
-            Purpose.STORE,
-            session=NO_SESSION,
-            timeout=seconds,
-            check=lambda: raise_if_stopped(interruption),
-        )
+        return dial_host(timeout=seconds, check=lambda: raise_if_stopped(interruption))
 
     return RemoteStore(connect, timeout=timeout, wait=timeout if wait is None else wait)
 

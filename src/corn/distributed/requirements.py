@@ -89,16 +89,13 @@ class Requirements:
             name, _, value = (part.strip() for part in text.partition("="))
             field = name.replace("-", "_")
             if field not in _NAMES or field in fields:
-                raise InvalidArgumentError(
-                    f"a requirement must be NAME=VALUE, each name once, of {', '.join(_NAMES)}, "
-                    f"found {quote(text)}"
-                )
+                rule = f"NAME=VALUE, each name once, of {', '.join(_NAMES)}"
+                raise InvalidArgumentError(f"a requirement must be {rule}, found {quote(text)}")
             try:
                 fields[field] = _KINDS.get(field, str)(value)
             except ValueError as error:
-                raise InvalidArgumentError(
-                    f"{name} must be a number, found {quote(value)}"
-                ) from error
+                why = f"{name} must be a number, found {quote(value)}"
+                raise InvalidArgumentError(why) from error
         # Alone it would require nothing, and a plan with any δ would pass.
         if "delta" in fields and not {"epsilon", "total_epsilon"} & fields.keys():
             raise InvalidArgumentError(

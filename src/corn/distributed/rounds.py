@@ -25,7 +25,6 @@ from corn.learn.step import AgentStepper, StepStatistics, no_statistics
 from corn.learn.sweep import Interruption
 from corn.noise.masks import require_provable
 from corn.plan import fingerprint
-from corn.topology.graphs import label_agent
 from corn.topology.mixing import GossipRound
 from corn.transport import Dropout, LinkError
 
@@ -47,14 +46,11 @@ class TrainingRounds:
         plan, exchange, admission = run.plan, run.exchange, run.admission
         self._run = run
         self._plan = plan
-        self._settings = run.settings
-        self._agent = exchange.membership.agent
         self._stepper = run.stepper
         self._exchange = exchange
         self._membership = exchange.membership
         self._journal = journal
         self._num_steps = run.settings.steps_of(plan)
-        self._last_step = run.last_step
         self._observed_steps = run.settings.evaluation_steps(plan)
         self._recovery = Recovery(exchange, self._note_dropout)
         exchange.check_call = self._recovery.check_call
@@ -85,16 +81,13 @@ class TrainingRounds:
         """The reason for an end before the last step; ``NO_STOP`` after the last step."""
         if self.step == self._num_steps:
             return NO_STOP
-        spent = StopNotice(self.step, self._agent, StopReason.BUDGET_SPENT)
+        spent = StopNotice(self.step, self._run.agent, StopReason.BUDGET_SPENT)
         return spent if self._stop is NO_STOP else self._stop
 
     def run(self, interruption: Interruption) -> Iterator[AgentStepper]:
-        """Run to the last step, or to a stop on which all agents agree.
-
-        Each step yields the stepper once it has begun: the caller has it compute the gradient.
-        """
+        """Run to the last step, or a stop on which all agree; yield as :func:`run_steps` does."""
         self._interruption = interruption
-        while self.step < self._last_step and self._stop is NO_STOP and not self._is_settled:
+        while self.step < self._run.last_step and self._stop is NO_STOP and not self._is_settled:
             if self._is_asked_to_leave():
                 self._leave(StopReason.INTERRUPTED)
             elif self._tree is None:
@@ -103,7 +96,7 @@ class TrainingRounds:
                 yield from self._take_sum_step(self._tree)
         if self._tree is not None and not self._is_settled:
             self._close_sum(self._tree)
-        if self.step == self._last_step and not self._is_settled:
+        if self.step == self._run.last_step and not self._is_settled:
             self._cool_down()
 
     def _begin(self) -> Iterator[AgentStepper]:
@@ -144,7 +137,7 @@ class TrainingRounds:
             number = (cooldown_step or 0) * len(schedule) + k
             self._exchange.start(self._make_header(number, values.nbytes), values)
             # Drawn while messages travel. Its step is reserved later.
-            if k == 0 and cooldown_step is None and self.step + 1 < self._last_step:
+            if k == 0 and cooldown_step is None and self.step + 1 < self._run.last_step:
                 self._active.noise.prepare(self.step + 1)
             try:
                 received = self._exchange.finish(self.step * len(schedule) + number)
@@ -215,7 +208,7 @@ class TrainingRounds:
                 f"stopped at step {self.step}, as the sums of {_MAX_VOID} steps were void without "
                 f"a loss: one of {name_agents(self._active.members)} sends wrong messages"
             )
-            self._stop = StopNotice(self.step, self._agent, StopReason.VOID_SUMS)
+            self._stop = StopNotice(self.step, self._run.agent, StopReason.VOID_SUMS)
 
     def _close_sum(self, tree: TreeSum) -> None:
         """Wait until all agents have the last sum, and compare models once more."""
@@ -263,7 +256,7 @@ class TrainingRounds:
 
     def _leave(self, reason: StopReason, *, has_released: bool = False) -> None:
         """Take no more part; the others go on without this agent, unless all leave."""
-        self._stop = StopNotice(self.step, self._agent, reason)
+        self._stop = StopNotice(self.step, self._run.agent, reason)
         self._recover({}, has_released=has_released)
 
     def _recover(self, dropouts: Mapping[int, LinkError], *, has_released: bool) -> None:
@@ -278,7 +271,7 @@ class TrainingRounds:
         for peer, error in dropouts.items():
             self._note_dropout(peer, error)
         if self._interruption.requested and self._stop is NO_STOP:
-            self._stop = StopNotice(self.step, self._agent, StopReason.INTERRUPTED)
+            self._stop = StopNotice(self.step, self._run.agent, StopReason.INTERRUPTED)
         if self._stop is not NO_STOP:
             self._membership.note(Kind.LEAVE, self.step)
         return self._recovery.run(
@@ -295,9 +288,7 @@ class TrainingRounds:
         before = self._active.members
         self._skip_to(next_step)
         for agent in own.leavers.keys() - self._noted_leavers:
-            self._journal.note(
-                f"agent {self._name(agent)} left the run at step {own.leavers[agent]}"
-            )
+            self._journal.note(f"agent {agent} left the run at step {own.leavers[agent]}")
         self._noted_leavers = frozenset(own.leavers)
         if self._stop is not NO_STOP:
             self._stop = replace(self._stop, step=self.step)
@@ -311,23 +302,23 @@ class TrainingRounds:
                 self._exchange.drop(peer)
         # Whoever was called has come by now, or must ask again.
         self._run.returns.cancel(self.step)
-        if self.step == self._last_step:
+        if self.step == self._run.last_step:
             self._is_settled = True
             return
         try:
-            if own.breaks and self._settings.policy_for(self._plan) == "stop":
+            if own.breaks and self._run.settings.policy_for(self._plan) == "stop":
                 raise InfeasibleError("lost agents stop this run")
             if len(own.present) == 1:
                 raise InfeasibleError("no neighbour is left")
             plan = replan(
-                self._plan, own.present, steps_left=self._last_step - self.step, cuts=own.cuts
+                self._plan, own.present, steps_left=self._run.last_step - self.step, cuts=own.cuts
             )
             # The privacy loss by floating point is counted over the whole run, by its first budget.
             require_provable(plan.float_loss, self._plan.budget, len(self.parameters))
         except CornError as error:
             # The same for all survivors: their noise would not cancel any more.
             self._journal.note(f"stopped at step {self.step}: {error}")
-            lost = min(own.lost, default=min(own.cuts, default=(self._agent, 0))[0])
+            lost = min(own.lost, default=min(own.cuts, default=(self._run.agent, 0))[0])
             self._stop = StopNotice(self.step, lost, StopReason.LOSS)
             self._is_settled = True
             return
@@ -346,7 +337,7 @@ class TrainingRounds:
         network = active.plan.network
         self._tree: TreeSum | None = None
         if network.mixing == "gossip":
-            self._weights = active.weights_of(self._agent)
+            self._weights = active.weights_of(self._run.agent)
         else:
             self._exchange.dtype = integer_type(active.plan.mask_bits)
             self._tree = TreeSum(self._exchange, network.tree.rename(active.members))
@@ -368,12 +359,9 @@ class TrainingRounds:
         self._last_total = None
         self._journal.record_step(step, self.parameters, no_statistics())
 
-    def _name(self, agent: int) -> str:
-        return label_agent(self._plan.network.agent_names, agent)
-
     def _note_dropout(self, peer: int, error: LinkError) -> None:
-        how = error.dropout.format(seconds=self._settings.timeout, error=error)
-        self._journal.note(f"agent {self._name(peer)} {how} at step {self.step}")
+        how = error.dropout.format(seconds=self._run.settings.timeout, error=error)
+        self._journal.note(f"agent {peer} {how} at step {self.step}")
         if error.dropout is Dropout.MISBEHAVED:
             self._run.returns.ban(peer)
         self._membership.note(Kind.CUT, self.step, peer)
@@ -389,7 +377,7 @@ class TrainingRounds:
                 self._leave(StopReason.DIVERGED)
                 return
             # All agents have this model, and stop at this step.
-            self._stop = StopNotice(self.step, self._agent, StopReason.DIVERGED)
+            self._stop = StopNotice(self.step, self._run.agent, StopReason.DIVERGED)
         self._journal.record_step(self.step, parameters, statistics)
 
     def _note_divergence(self) -> None:
@@ -401,14 +389,14 @@ class TrainingRounds:
 
     @property
     def _step_size(self) -> float:
-        return self._settings.schedule.at(self.step + 1, self._num_steps)
+        return self._run.settings.schedule.at(self.step + 1, self._num_steps)
 
     def _make_header(
         self, mixing_round: int, payload_bytes: int, model: bytes = bytes(DIGEST_BYTES)
     ) -> Header:
         return Header(
             plan=self._active.prefix,
-            sender=self._agent,
+            sender=self._run.agent,
             step=self.step,
             mixing_round=mixing_round,
             payload_bytes=payload_bytes,

@@ -55,9 +55,8 @@ class RunSettings:
             require_choice("on_dropout", self.on_dropout, get_args(DropoutPolicy))
         require_count("checkpoint_every", self.checkpoint_every)
         if not 0 < self.timeout <= _MAX_TIMEOUT:
-            raise InvalidArgumentError(
-                f"timeout must be positive seconds, at most {_MAX_TIMEOUT:g}, found {self.timeout}"
-            )
+            rule = f"timeout must be positive seconds, at most {_MAX_TIMEOUT:g}"
+            raise InvalidArgumentError(f"{rule}, found {self.timeout}")
 
     def steps_of(self, plan: Plan) -> int:
         """Return T: as given, or as planned."""
@@ -65,9 +64,8 @@ class RunSettings:
         planned = plan.budget.num_steps
         steps = planned if self.num_steps is None else self.num_steps
         if not 1 <= steps <= planned:
-            raise InvalidArgumentError(
-                f"num_steps must be from 1 to {planned}, for which the plan was made, found {steps}"
-            )
+            rule = f"num_steps must be from 1 to {planned}, for which the plan was made"
+            raise InvalidArgumentError(f"{rule}, found {steps}")
         return steps
 
     def policy_for(self, plan: Plan) -> DropoutPolicy:
@@ -89,10 +87,8 @@ class RunSettings:
         # In a smaller batch than the one counted each sample would weigh more than noise covers.
         counted = plan.budget.batch_size
         if counted is not None and self.batch_size not in (None, counted):
-            raise InvalidArgumentError(
-                f"batch_size must be {counted}, for which privacy was counted, found "
-                f"{self.batch_size}"
-            )
+            rule = f"batch_size must be {counted}, for which privacy was counted"
+            raise InvalidArgumentError(f"{rule}, found {self.batch_size}")
         return self.batch_size if counted is None else counted
 
     def evaluation_steps(self, plan: Plan) -> frozenset[int]:

@@ -134,20 +134,14 @@ class CheckpointFolder:
         num_kept: int = 3,
     ) -> None:
         """Write a checkpoint and keep the newest few; a crash while writing leaves those before."""
-        tensors = {
-            _MODEL: parameters,
-            # So that no file is taken for another's.
-            _OWNER: self._name_owner(step),
-            _RELEASES: torch.tensor(num_releases),
-        }
-        content = _HEAD + encode_state({**tensors, **state})
+        # With its owner, so that no file is taken for another's.
+        owner, releases = self._name_owner(step), torch.tensor(num_releases)
+        tensors = {_MODEL: parameters, _OWNER: owner, _RELEASES: releases, **state}
+        content = _HEAD + encode_state(tensors)
         target = self.path_of(step)
-        with (
-            naming_failure(target),
-            writing_whole(target, durable=True, is_private=True) as partial,
-        ):
+        with naming_failure(target), writing_whole(target, durable=True, is_private=True) as file:
             # The digest finds damage.
-            partial.write_bytes(content + hashlib.sha256(content).digest())
+            file.write_bytes(content + hashlib.sha256(content).digest())
         # Agents save at different moments: several must be kept for all to have one in common.
         for old in sorted(list_checkpoints(self.folder))[:-num_kept]:
             self.path_of(old).unlink(missing_ok=True)
@@ -159,9 +153,8 @@ class CheckpointFolder:
             data = path.read_bytes()
         content, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
         if not content.startswith(_HEAD) or hashlib.sha256(content).digest() != digest:
-            raise FileFormatError(
-                f"{path}: not a checkpoint, or a damaged one: remove it to continue from another"
-            )
+            why = f"{path}: not a checkpoint, or a damaged one: remove it to continue from another"
+            raise FileFormatError(why)
         state = decode_state(memoryview(content)[len(_HEAD) :])
         if not torch.equal(state.pop(_OWNER), self._name_owner(step)):
             raise FileFormatError(f"{path}: of another plan, agent or step")
@@ -189,9 +182,8 @@ class CheckpointFolder:
             parameters, counted, _ = self.load(step)
             path = self.path_of(step)
             if len(parameters) != num_parameters:
-                raise FileFormatError(
-                    f"{path}: has {len(parameters)} parameters, the model {num_parameters}"
-                )
+                why = f"{path}: has {len(parameters)} parameters, the model {num_parameters}"
+                raise FileFormatError(why)
             # With a ledger that has not counted those releases, ε would come out too small.
             if counted > num_releases:
                 raise FileFormatError(

@@ -60,12 +60,15 @@ class TreeSum:
         # The last sum of a run is empty.
         self._compares = not len(own) or (aside.step + 1) % STEPS_BETWEEN_COMPARISONS == 0
         if self._compares:
-            self._compare_aside(replace(aside, payload_bytes=0))
-        self._add_up(own, make_header)
-
-    def _add_up(self, total: Tensor, make_header: Callable[[int], Header]) -> None:
+            # Over the links that are not of the tree.
+            aside = replace(aside, payload_bytes=0)
+            nothing = torch.empty(0, dtype=self._exchange.dtype)
+            peers = sorted({*self._exchange.neighbours} - {self._parent, *self._children})
+            self._exchange.send_piece(peers, aside, nothing, 0)
+            for peer in peers:
+                self._receive(peer, aside, nothing, 0)
         up, down = make_header(UP), make_header(DOWN)
-        pieces = torch.split(total, PIECE_BYTES // total.itemsize)
+        pieces = torch.split(own, PIECE_BYTES // own.itemsize)
         for number, piece in enumerate(pieces):
             for child in self._children:
                 piece += self._receive(child, up, piece, number)
@@ -79,22 +82,14 @@ class TreeSum:
                     down = self._membership.sign_model(down) if self._compares else down
                 self._exchange.send_piece(self._children, down, piece, number)
         if self._parent is not None:
-            self._exchange.on_send(up, total)
+            self._exchange.on_send(up, own)
             for number, piece in enumerate(pieces):
                 piece.copy_(self._receive(self._parent, down, piece, number))
                 if number == 0:
                     down = make_header(DOWN)
                     down = replace(down, signature=self._signature) if self._compares else down
                 self._exchange.send_piece(self._children, down, piece, number)
-        self._exchange.on_send(down, total)
-
-    def _compare_aside(self, own: Header) -> None:
-        """Compare models over links that are not of the tree."""
-        nothing = torch.empty(0, dtype=self._exchange.dtype)
-        peers = sorted({*self._exchange.neighbours} - {self._parent, *self._children})
-        self._exchange.send_piece(peers, own, nothing, 0)
-        for peer in peers:
-            self._receive(peer, own, nothing, 0)
+        self._exchange.on_send(down, own)
 
     def _receive(self, peer: int, expected: Header, like: Tensor, number: int) -> Tensor:
         """Return a piece of a neighbour's message."""
@@ -125,9 +120,7 @@ class TreeSum:
         deadline = self._deadlines.setdefault(message, start + self._exchange.patience + longer)
         if number:
             return self._exchange.receive_piece(peer, number, like, deadline=deadline)
-
-        check = self._exchange.expect(expected)
-        found = self._exchange.receive(peer, check, deadline=deadline)
+        found = self._exchange.receive(peer, self._exchange.expect(expected), deadline=deadline)
         if not found.header.attempt:
             if found.parameters.nbytes != like.nbytes:
                 raise ProtocolError(f"agent {peer} sent a piece of another size")

@@ -174,9 +174,8 @@ class NoiseHandshake:
         try:
             AESGCM(self._key).decrypt(make_nonce(0), tag, self._h)
         except InvalidTag:
-            raise TamperedError(
-                "the other end of a connection could not prove its key of the roster"
-            ) from None
+            why = "the other end of a connection could not prove its key of the roster"
+            raise TamperedError(why) from None
         self._mix_hash(tag)
 
     def split(self) -> tuple[bytes, bytes]:
@@ -273,10 +272,8 @@ class Channel:
         # Checked before memory is allocated: the peer may be damaged.
         if length > max_bytes:
             self._is_broken = True
-            raise TamperedError(
-                f"agent {self.peer} announced a message of {length:,} bytes, of at most "
-                f"{max_bytes:,}"
-            )
+            what = f"a message of {length:,} bytes, of at most {max_bytes:,}"
+            raise TamperedError(f"agent {self.peer} announced {what}")
         view = memoryview(bytearray(length))
         for begin in range(0, length, RECORD_BYTES):
             self._receive_record(view[begin : begin + RECORD_BYTES], deadline)

@@ -233,16 +233,11 @@ class LinkOpener:
         if not connects:
             return self._wait(peer, timeout, check)
         # The address is the other agent's own statement, and may be missing.
-        if peer not in self._addresses:
+        address = self._addresses.get(peer)
+        if address is None:
             raise LinkError(f"agent {peer} published no address at which it accepts")
         return dial(
-            self._addresses[peer],
-            own,
-            peer,
-            self._purpose,
-            session=self._session,
-            timeout=timeout,
-            check=check,
+            address, own, peer, self._purpose, session=self._session, timeout=timeout, check=check
         )
 
     @property

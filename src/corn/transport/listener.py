@@ -224,10 +224,7 @@ def dial(
     timeout: float,
     check: Callable[[], None] = lambda: None,
 ) -> Channel:
-    """Open a channel to an agent at an address, or raise ``UnreachableError`` in the end.
-
-    ``check`` is called between attempts, and may raise to end them.
-    """
+    """Open a channel to an agent, or raise ``UnreachableError``; ``check`` may end the attempts."""
     deadline = time.monotonic() + timeout
     pause = _FIRST_PAUSE
     is_listening = False
