@@ -59,7 +59,7 @@ FEWEST_AGENTS = 2
 # The fields of a hello: a number, three digests and a signature.
 _HELLO = struct.Struct(f"<I{NONCE_BYTES}s{NONCE_BYTES}s{NONCE_BYTES}s64s")
 NO_MODEL = bytes(NONCE_BYTES)
-"""What a hello has in the place of a digest, where the next model is not known yet."""
+"""The content of a hello in place of a digest, where the next model is not known yet."""
 
 CONSORTIUM_FILE, PLAN_FILE = "consortium.toml", "plan.corn"
 PARAMETERS = "parameters"
@@ -118,7 +118,7 @@ class Hello(NamedTuple):
 
     @property
     def start(self) -> tuple[bytes, bytes]:
-        """What all agents of a sum must have in common."""
+        """The terms that all agents of a sum must have in common."""
         return self.plan, self.model
 
     def statement(self) -> bytes:
@@ -649,7 +649,7 @@ class GradientSteps:
 
 @dataclass(frozen=True, eq=False)
 class SiteProblem:
-    """What a site trains, and the shapes of its parameters in messages, by name and in order."""
+    """The training of a site, and the shapes of its parameters in messages, by name and in order."""
 
     problem: TrainingProblem
     shapes: Mapping[str, tuple[int, ...]]

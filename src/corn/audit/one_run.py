@@ -114,7 +114,9 @@ class _Eavesdropper:
     def __init__(
         self, plan: Plan, problem: TrainingProblem, settings: SweepSettings, num_canaries: int
     ) -> None:
-        self._plan, self._task, self._query = plan, problem.task, query_of(plan, 0)
+        self._plan = plan
+        self._task = problem.task
+        self._query = query_of(plan, 0)
         self._is_replace = self._query.adjacency == "replace"
         self._data, _ = problem.place(settings)
         n, data = plan.num_agents, problem.data

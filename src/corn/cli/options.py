@@ -189,7 +189,7 @@ class NoiseOptions:
 
     @property
     def asked_mixing(self) -> Mixing | None:
-        """How releases are combined: by gossip if an option is given that exact sums lack."""
+        """The mixing asked for: gossip if an option is given that exact sums lack."""
         given = (self.horizon, self.objective, getattr(self, "cooldown", None))
         has_rounds = Gossip.parse(self.gossip) != ONE_ROUND
         asks = has_rounds or any(value is not None for value in given)

@@ -39,7 +39,7 @@ KAPPA = (
     "standard deviation of disagreement between agents' models, over that of a trusted server's "
     "noise in all steps"
 )
-"""What κ is, for tables; exact sums have none."""
+"""The meaning of κ, for tables; exact sums have none."""
 
 
 def print_json(values: Mapping[str, Any]) -> None:

@@ -559,7 +559,7 @@ def _scale_blocks(blocks: FloatArray) -> FloatArray:
 
 
 class Pressure:
-    """What the coalitions demand of a candidate: sums over them with the weights w of a softmax.
+    """The demands of the coalitions on a candidate: sums over them with the weights w of a softmax.
 
     As in a streamed softmax, sums are relative to the largest weight so far until ``finish``.
     ``private`` is [Σ_I M_I Λ_I M_I]_ii with M_I = (R^(I))⁻¹ and Λ = diag(w/x), shape (n,), and

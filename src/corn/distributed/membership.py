@@ -36,7 +36,8 @@ class Membership:
     ) -> None:
         self._graph = graph
         self.agent = agent
-        self.num_agents, self.num_links = len(graph), graph.number_of_edges()
+        self.num_agents = len(graph)
+        self.num_links = graph.number_of_edges()
         self.planned_neighbours = tuple(sorted(graph.neighbors(agent)))
         self._keys = keys
         self._last_step = last_step

@@ -51,7 +51,7 @@ _RULES = {
 
 @dataclass(frozen=True)
 class Findings:
-    """What is wrong with a table, and what its owner should know of it."""
+    """The problems of a table, and notes on it for its owner."""
 
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

@@ -37,7 +37,7 @@ from corn.topology import Network
 USUAL_DISTANCE = 3.0
 # C where nothing is known of gradients: a much larger one adds noise without signal.
 USUAL_CLIPS: dict[Unit, float] = {"sample": 1.0, "agent": 0.1}
-# Under gossip, for directed links, the ratio to a trusted server depends a little on the steps.
+# Under gossip the ratio to a trusted server depends a little on the steps.
 _DESIGNED_STEPS = 500
 _STEPS = (50, 100, 200, 500, 1000, 2000, 5000)
 _SMALLEST_BATCH = 16

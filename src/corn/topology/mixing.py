@@ -121,7 +121,7 @@ def _places(matrix: SparseMatrix) -> tuple[IntArray, IntArray]:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """How fast disagreement between agents decays.
+    """The rate at which disagreement between agents decays.
 
     ``second_eigenvalue`` is |λ₂| = ‖W − 11ᵀ/n‖₂, what a step leaves of disagreement at most;
     ``mixing_time`` the steps until at most ``UNMIXED`` of it is left, infinite if never.
@@ -254,7 +254,7 @@ def apply_rounds(schedule: Sequence[GossipRound], mixing_matrix: FloatArray) -> 
 
 
 Mixing: TypeAlias = Literal["sum", "gossip"]
-"""How the releases of a step are combined: summed exactly over a tree, or mixed with neighbours."""
+"""The combination of a step's releases: an exact sum over a tree, or mixing with neighbours."""
 
 _MAX_REASON = 300
 

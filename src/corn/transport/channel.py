@@ -53,7 +53,7 @@ _LENGTH = struct.Struct(">Q")
 # has passed still leaves a millisecond.
 _SHORTEST_WAIT = 0.001
 GREETING_BYTES = _GREETING.size + HANDSHAKE_BYTES
-"""What the end that opens a connection sends first: a greeting, and a message of the handshake."""
+"""The first bytes of the end that connects: a greeting, and a message of the handshake."""
 
 
 class Purpose(IntEnum):
