@@ -649,7 +649,7 @@ class GradientSteps:
 
 @dataclass(frozen=True, eq=False)
 class SiteProblem:
-    """The training of a site, and the shapes of its parameters by name, in their order in messages."""
+    """The training of a site, and its parameters' shapes by name, in their order in messages."""
 
     problem: TrainingProblem
     shapes: Mapping[str, tuple[int, ...]]
