@@ -36,6 +36,11 @@ def test_a_moved_log_is_made_anew_and_a_missing_folder_is_no_failure(
         log_event(0, "note", "first")
         (folder / "log").rename(folder / "log.1")
         log_event(0, "note", "second")
+    assert (folder / "log").stat().st_mode & 0o777 == 0o600
+    # A log that cannot be opened costs the lines, and nothing else; none is printed elsewhere.
+    (tmp_path / "other" / "log").mkdir(parents=True)
+    with writing_log(folder=tmp_path / "other", to_stderr=False):
+        log_event(0, "note", "private", is_private=True)
     assert (folder / "log.1").read_text().endswith("first\n")
     assert (folder / "log").read_text().endswith("second\n")
     assert capsys.readouterr().err == ""

@@ -55,6 +55,13 @@ def test_a_checkpoint_is_loaded_as_saved_and_the_newest_are_kept(tmp_path: Path)
     assert num_releases == 117
 
 
+def test_copies_under_other_names_are_no_checkpoints(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    for name in ("checkpoint-before-update-2026.corn", "checkpoint-a-3000.corn"):
+        (tmp_path / name).write_bytes(b"")
+    assert list_checkpoints(tmp_path) == {10}
+
+
 def test_the_state_of_an_optimizer_is_saved_with_the_model(tmp_path: Path) -> None:
     state = {"memory": torch.arange(5.0), "number 0 step": torch.tensor(3)}
     save_to = CheckpointFolder(tmp_path, PLAN, 2)

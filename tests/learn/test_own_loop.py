@@ -628,6 +628,17 @@ CHANGES: list[tuple[Callable[[PrivateTraining, Tensor], None], str]] = [
 ]
 
 
+def test_settings_that_a_hook_of_the_step_changes_are_refused() -> None:
+    """They could follow a training loss, to which no noise was added."""
+    model = make_model()
+    inner = torch.optim.SGD(model.parameters(), lr=RATE)
+    inner.register_step_post_hook(lambda own, *_: own.param_groups[0].update(lr=RATE / 3))
+    private = open_loop(module=model, optimizer=inner)
+    take_step(private, *next(iter(private.data_loader)))
+    with pytest.raises(CornError, match="must not change between steps"):
+        take_step(private, *next(iter(private.data_loader)))
+
+
 @pytest.mark.parametrize(("change", "message"), CHANGES)
 def test_changes_between_a_batch_and_its_step_are_refused(
     change: Callable[[PrivateTraining, Tensor], None], message: str

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from corn.checks import FloatArray
 from corn.covariance.decomposition import Decomposition
+from corn.errors import InvalidArgumentError
 from corn.noise import choose_factors, factor_covariance
 
 
@@ -83,3 +84,8 @@ def test_chosen_factors_keep_the_covariance() -> None:
             chosen.hidden_from(coalition), given_factors.hidden_from(coalition), rtol=1e-12
         )
     assert sum(chosen.count_streams()) < sum(given_factors.count_streams())
+
+
+def test_an_indefinite_matrix_has_no_factor() -> None:
+    with pytest.raises(InvalidArgumentError, match="positive semidefinite"):
+        factor_covariance(np.array([[1.0, 2.0], [2.0, 1.0]]))

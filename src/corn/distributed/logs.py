@@ -6,10 +6,12 @@ A private record depends on data without noise, and is for the agent's owner alo
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from io import TextIOWrapper
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import final
@@ -48,9 +50,7 @@ def writing_log(
     # Without a folder, or on a full disk, an agent goes on without a log.
     with suppress(OSError):
         if folder is not None:
-            # Made with its mode: a later chmod would leave a moment to read it.
-            (folder / LOG_NAME).touch(mode=0o600)
-            handlers.append(WatchedFileHandler(folder / LOG_NAME, encoding="utf-8", delay=True))
+            handlers.append(_PrivateFile(folder / LOG_NAME, encoding="utf-8", delay=True))
     before = _LOGGER.level, _LOGGER.propagate
     for handler in handlers:
         handler.setFormatter(_TextFormatter(names))
@@ -65,7 +65,26 @@ def writing_log(
         _LOGGER.propagate = before[1]
         for handler in handlers:
             _LOGGER.removeHandler(handler)
-            handler.close()
+            with suppress(OSError):
+                handler.close()
+
+
+@final
+class _PrivateFile(WatchedFileHandler):
+    """A file that only its owner can read; one that logrotate has moved away is made anew."""
+
+    def _open(self) -> TextIOWrapper:
+        # Created with its mode: a later chmod would leave a moment to read it.
+        descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode=0o600)
+        return os.fdopen(descriptor, "a", encoding="utf-8")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # No folder yet, or a full disk: an agent goes on without a log.
+        with suppress(OSError):
+            super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """Drop the record; logging would print a traceback with its private text."""
 
 
 @final

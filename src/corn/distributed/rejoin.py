@@ -136,7 +136,9 @@ def request_return(run: AgentRun, addresses: dict[int, Address]) -> Admission:
     with closing(opener):
         for sponsor in sponsors:
             # A neighbour may be lost too. One that only connects outward calls at intervals.
-            seconds = min(_SECONDS_TO_CONNECT, rendezvous.timeout)
+            seconds = rendezvous.timeout
+            if accepts[sponsor]:
+                seconds = min(_SECONDS_TO_CONNECT, seconds)
             try:
                 channel = opener.open_channel(
                     sponsor, timeout=seconds, check=rendezvous.check, connects=accepts[sponsor]

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from pathlib import Path
+from socketserver import TCPServer
 from typing import TYPE_CHECKING, Any, final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -219,6 +220,13 @@ def serving_status(address: tuple[str, int], status: Status) -> Iterator[tuple[s
 
 
 class _StatusServer(ThreadingWSGIServer):
+    def server_bind(self) -> None:
+        """Bind without a search for the name of this host, which can take seconds."""
+        TCPServer.server_bind(self)
+        self.server_name = str(self.server_address[0])
+        self.server_port = self.server_address[1]
+        self.setup_environ()
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a connection that failed: its client is gone."""
 

@@ -199,7 +199,10 @@ class CheckpointFolder:
 
 def list_checkpoints(folder: Path) -> set[int]:
     """Return the steps after which there is a checkpoint, readable or not."""
-    return {step for path in folder.glob("checkpoint-*.corn") for step in _find_step(path)}
+    paths = folder.glob("checkpoint-*.corn")
+    found = {(path.name, step) for path in paths for step in _find_step(path)}
+    # A copy under another name is no checkpoint.
+    return {step for name, step in found if name == f"checkpoint-{step}.corn"}
 
 
 def _find_step(path: Path) -> list[int]:

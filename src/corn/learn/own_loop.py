@@ -659,7 +659,9 @@ class PrivateOptimizer(Optimizer):
         """Return the model after the user's step along a release, or the average of all."""
         self._model.set_gradient(released)
         self._inner.step()
-        self._now.rule = copy_rule(self._inner)
+        # The state alone: a hook of the step that changes settings may depend on data.
+        parameters, settings, *_ = self._now.rule
+        self._now.rule = parameters, settings, *copy_rule(self._inner)[2:]
         # Before the model leaves the agent.
         self._model.require_frozen()
         return self._model.read()

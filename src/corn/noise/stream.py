@@ -289,7 +289,11 @@ def factor_covariance(R: FloatArray) -> FloatArray:
         linked = np.abs(rest) > negligible
         pivots = np.where(np.diag(linked), np.diag(rest) / variance, 0.0)
         if pivots.max() <= 0:
-            return np.column_stack(columns) if columns else np.zeros((len(R), 0))
+            factor = np.column_stack(columns) if columns else np.zeros((len(R), 0))
+            # The factor is checked, not the input: an indefinite matrix has none.
+            if (np.abs(factor @ factor.T - R) > len(R) * negligible).any():
+                raise InvalidArgumentError("covariance must be positive semidefinite")
+            return factor
         eligible = np.flatnonzero(pivots >= _LEAST_PIVOT * pivots.max())
         # Minimum degree: eliminating an agent links all its neighbours, so few neighbours mean
         # little fill-in.
