@@ -16,6 +16,12 @@ DOCS = Path(__file__).parent.parent / "docs"
 MORE_PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md")
 
 
+def list_pages() -> list[Path]:
+    """Return the pages of the documentation, without those that a build makes."""
+    built = {"_build", "generated", "out"}
+    return [page for page in DOCS.rglob("*.md") if not built & set(page.relative_to(DOCS).parts)]
+
+
 @pytest.fixture(scope="module")
 def generate() -> ModuleType:
     """Return the script that makes pages from the source."""
@@ -42,12 +48,7 @@ def test_every_page_is_in_the_table_of_contents(generate: ModuleType) -> None:
     generate.adapt_links(None, "index", source)
     toctrees = re.findall(r"```\{toctree\}(.*?)```", source[0], flags=re.DOTALL)
     listed = {line for text in toctrees for line in text.splitlines()}
-    built = ("_build", "generated", "out")
-    pages = {
-        page.relative_to(DOCS).with_suffix("").as_posix()
-        for page in DOCS.rglob("*.md")
-        if not set(page.relative_to(DOCS).parts) & set(built)
-    }
+    pages = {page.relative_to(DOCS).with_suffix("").as_posix() for page in list_pages()}
     assert sorted(pages - listed - {"index"}) == []
 
 
@@ -72,7 +73,7 @@ def test_tutorials_run_commands_that_can_fail() -> None:
 def list_commands() -> list[tuple[str, list[str]]]:
     """Return the ``corn`` commands in the code of all pages, each with its page."""
     found = []
-    for page in [*DOCS.rglob("*.md"), *(DOCS.parent / name for name in MORE_PAGES)]:
+    for page in [*list_pages(), *(DOCS.parent / name for name in MORE_PAGES)]:
         text = page.read_text(encoding="utf-8").replace("\\\n", " ")
         blocks = re.findall(r"```.*?\n(.*?)```", text, flags=re.DOTALL)
         lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
