@@ -183,7 +183,7 @@ class CornFilter(Filter):  # type: ignore[misc]
 
 
 class _Task:
-    """What the server sent, in copies: training may change its arrays in place."""
+    """Copies of what the server sent: training may change its arrays in place."""
 
     def __init__(self, task: Shareable) -> None:
         # Those that a reply needs.
