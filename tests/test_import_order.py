@@ -89,7 +89,7 @@ def test_the_package_does_not_need_the_reproduction() -> None:
     ]
 
 
-def test_packages_of_mathematics_import_without_torch() -> None:
-    imports = ", ".join(f"corn.{package}" for package in TORCH_FREE)
-    code = f"import sys, corn, {imports}; sys.exit('torch' in sys.modules)"
+def test_packages_of_mathematics_and_the_help_need_no_torch() -> None:
+    imports = ", ".join(f"corn.{package}" for package in [*TORCH_FREE, "plan", "cli"])
+    code = f"import sys, {imports}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

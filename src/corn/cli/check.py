@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from corn.cli.options import JSON, argument, option
 from corn.cli.output import print_error, print_json, print_note, print_table, save_json, working
-from corn.distributed.check import Finding, SiteReport, check_site, compare_reports, load_report
 from corn.learn.consortium import Consortium, load_consortium
+
+if TYPE_CHECKING:
+    from corn.distributed.check import Finding, SiteReport
 
 
 def check(
@@ -31,6 +34,9 @@ def check(
 
     Nothing is released. Exit 1 if something would stop a run.
     """
+    # Imported here, because torch takes seconds that other commands save.
+    from corn.distributed.check import check_site, load_report
+
     agreed = load_consortium(consortium)
     if results:
         findings = _print_page(agreed, [load_report(path) for path in results], as_json=json)
@@ -63,6 +69,8 @@ def _print_page(
     agreed: Consortium, reports: list[SiteReport], *, as_json: bool
 ) -> tuple[Finding, ...]:
     """Print one page for the whole consortium, and return all findings."""
+    from corn.distributed.check import compare_reports
+
     common = compare_reports(agreed, reports)
     findings = (*common, *(own for report in reports for own in report.findings))
     if as_json:

@@ -13,7 +13,6 @@ from corn.cli.options import in_learning, in_own_data, refuse_given
 from corn.cli.output import print_note, save_json
 from corn.learn.consortium import Consortium, load_consortium
 from corn.learn.datasets import PAPER_PARTITION, USUAL_BATCH_SIZE, WorkloadName, usual_schedule
-from corn.learn.file_data import SITE_FIELD
 from corn.learn.schedule import Schedule
 from corn.privacy import PrivacyBudget
 
@@ -67,6 +66,8 @@ class LearningOptions:
         if (self.task is None) == (self.data is None):
             raise typer.BadParameter("give either a task or --data", param_hint="--task")
         if self.data is not None:
+            from corn.learn.file_data import SITE_FIELD  # imports torch, which takes seconds
+
             own = self._make_file_workload(self.data)
             return replace(own, sites=tuple(names)) if SITE_FIELD in str(self.data) else own
         # Silently ignored, --bounds would leave the user with another model than intended.

@@ -52,7 +52,7 @@ from corn.cli.output import (
 from corn.covariance import Objective, ThreatModel
 from corn.errors import StoppedByUserError
 from corn.learn.datasets import usual_schedule
-from corn.learn.optimizers import NAMED_OPTIMIZERS, OptimizerName, require_exact_sums
+from corn.learn.schedule import OptimizerName
 from corn.plan import Plan, fingerprint, load_plan
 from corn.privacy import PrivacyBudget
 from corn.privacy.rounding import round_up, round_up_range, write_exactly
@@ -155,6 +155,8 @@ def train(
     agreed = None if consortium is None else consortium.training
     asked = step_size if consortium is None else str(consortium.step_size)
     step_sizes = _parse_step_sizes(asked, learning)
+    from corn.learn.optimizers import NAMED_OPTIMIZERS, require_exact_sums
+
     factory = NAMED_OPTIMIZERS[optimizer]
     if factory is not None:
         require_exact_sums(network)

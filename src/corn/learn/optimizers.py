@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map
 
 from corn.checks import require
 from corn.errors import InvalidArgumentError
+from corn.learn.schedule import OptimizerName
 from corn.topology import Network
 
 HyperParameters: TypeAlias = list[dict[str, Any]]
@@ -25,8 +26,6 @@ ScheduleFactory: TypeAlias = Callable[[Optimizer], LRScheduler]
 
 OptimizerFactory: TypeAlias = Callable[[list[nn.Parameter]], Optimizer]
 """(parameters) → an optimizer of torch, such as ``torch.optim.Adam``."""
-
-OptimizerName: TypeAlias = Literal["sgd", "adam", "adamw"]
 
 # None is the step of Algorithm 1, with its own momentum.
 NAMED_OPTIMIZERS: dict[OptimizerName, OptimizerFactory | None] = {

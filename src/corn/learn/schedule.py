@@ -9,6 +9,8 @@ from typing import ClassVar, Literal, SupportsFloat, TypeAlias
 from corn.checks import require, require_choice
 
 ScheduleName: TypeAlias = Literal["constant", "inverse-sqrt", "cosine"]
+# Here, because the module of optimizers imports torch, which takes seconds.
+OptimizerName: TypeAlias = Literal["sgd", "adam", "adamw"]
 
 
 @dataclass(frozen=True)

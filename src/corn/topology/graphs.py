@@ -205,7 +205,8 @@ class SpanningTree:
     @cached_property
     def depth(self) -> int:
         """The number of hops from the farthest agent to the root."""
-        hops = nx.single_source_shortest_path_length(nx.Graph(self.parents.items()), self.root)
+        tree = nx.from_edgelist(self.parents.items())
+        hops = nx.single_source_shortest_path_length(tree, self.root)
         return int(max(hops.values()))
 
     def rename(self, names: Sequence[int]) -> SpanningTree:
