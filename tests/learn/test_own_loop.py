@@ -41,6 +41,7 @@ from corn.learn import (
 )
 from corn.learn.batches import AgentData
 from corn.learn.own_loop import (
+    _COLLATE_SAMPLES,
     LoopData,
     PrivateTraining,
     make_private,
@@ -548,7 +549,15 @@ def mix_lists(items: Sequence[Any]) -> Any:
     return [(x + items[k - 1][0], y, "a name") for k, (x, y) in enumerate(items)]
 
 
-@pytest.mark.parametrize("collate_fn", [mix_up, mix_up_sometimes, normalise, mix_lists])
+def normalise_beside_constants(items: Sequence[Any]) -> Any:
+    """Return as many parts as the batches of a check have samples, of which one mixes them."""
+    inputs, targets = normalise(items)
+    return inputs, *(torch.ones(len(targets)) for _ in range(_COLLATE_SAMPLES - 1))
+
+
+@pytest.mark.parametrize(
+    "collate_fn", [mix_up, mix_up_sometimes, normalise, mix_lists, normalise_beside_constants]
+)
 def test_collate_functions_that_mix_samples_are_refused(collate_fn: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="each row from its own sample"):
         start_with(collate_fn)

@@ -248,18 +248,35 @@ def test_other_backward_passes_are_refused() -> None:
         outputs.mean().backward()
 
 
-def test_hooks_of_the_module_run_once_for_the_whole_batch() -> None:
-    """Those that mix samples are noticed as the loop's own mixing is."""
-    torch.manual_seed(0)
-    model, inputs = nn.Linear(4, 3), torch.randn(5, 4)
+def scale_by_batch(_: nn.Module, given: Any, *outputs: Tensor) -> Any:
+    found = outputs[0] if outputs else given[0]
+    return found / found.detach().abs().max()
+
+
+@pytest.mark.parametrize(
+    "kind", ["forward_pre_hook", "forward_hook", "full_backward_pre_hook", "full_backward_hook"]
+)
+def test_hooks_that_see_the_whole_batch_are_refused(kind: str) -> None:
+    model = nn.Linear(4, 3)
     gradients = SampleGradients(model)
-    plain = take(gradients, model, inputs, lambda z: z.sum(dim=1))
-    handle = model.register_forward_hook(lambda *own: 3 * own[2])
-    torch.testing.assert_close(take(gradients, model, inputs, lambda z: z.sum(dim=1)), 3 * plain)
+    handle = getattr(model, f"register_{kind}")(scale_by_batch)
+    with pytest.raises(InvalidArgumentError, match="hook its layers"):
+        take(gradients, model, torch.randn(5, 4))
     handle.remove()
-    model.register_forward_hook(lambda *own: own[2] - own[2].mean(dim=0))
-    with pytest.raises(InvalidArgumentError, match="its own sample alone"):
-        take(gradients, model, inputs)
+    with (
+        nn.modules.module.register_module_forward_hook(lambda *_: None),
+        pytest.raises(InvalidArgumentError, match="hook its layers"),
+    ):
+        take(gradients, model, torch.randn(5, 4))
+
+
+def test_hooks_of_layers_see_one_sample() -> None:
+    torch.manual_seed(0)
+    model, inputs = nn.Sequential(nn.Linear(4, 3)), torch.randn(5, 4)
+    shapes = []
+    model[0].register_forward_hook(lambda *own: shapes.append(own[2].shape))
+    take(SampleGradients(model), model, inputs)
+    assert set(shapes) == {(1, 3)}
 
 
 class Shared(nn.Module):
@@ -313,14 +330,33 @@ class Stateful(nn.Module):
         return outputs[:, -1]  # type: ignore[no-any-return]
 
 
-@pytest.mark.filterwarnings("ignore:Stateful runs one sample")
+class Auxiliary(nn.Module):
+    """A recurrent model of tokens that leaves a statistic of the last sample, for the loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50, 4)
+        self.layer = Stateful()
+        self.statistics: dict[str, list[float]] = {}
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        self.layer.hidden = None
+        outputs = self.layer(self.table(tokens))
+        self.layer.hidden = None
+        self.statistics["norm"] = [float(outputs.detach().norm())]
+        return outputs  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore:(Stateful|Auxiliary) runs one sample")
 @pytest.mark.parametrize(
-    "make", [lambda: Running(is_buffer=True), lambda: Running(is_buffer=False), Stateful]
+    "make",
+    [lambda: Running(is_buffer=True), lambda: Running(is_buffer=False), Stateful, Auxiliary],
 )
 def test_modules_that_remember_samples_are_refused(make: Callable[[], nn.Module]) -> None:
     model = make()
+    inputs = torch.arange(5) if isinstance(model, Auxiliary) else torch.randn(5, 4)
     with pytest.raises(InvalidArgumentError, match="keep nothing between calls"):
-        take(SampleGradients(model), model, torch.randn(5, 4))
+        take(SampleGradients(model), model, inputs)
 
 
 @pytest.mark.filterwarnings("ignore:Measured runs one sample")

@@ -125,3 +125,22 @@ def test_a_plan_with_almost_no_noise_is_judged_at_once() -> None:
     found = verify_plan(replace(plan, decomposition=silent))
     assert not found.passed
     assert [own.epsilon for own in found.guarantees] == [np.inf] * 2
+
+
+def test_an_agent_of_an_exact_sum_needs_noise_that_hides_its_own_rounding() -> None:
+    """The sum may have all its noise: an integer that is not blurred shows the gradient."""
+    plan = make_plan(load_network("complete:4"), PrivacyBudget(1, 1e-5, num_steps=100, clip=1))
+    theta = plan.decomposition.private_variance
+    assert verify_plan(plan).passed
+    # Any three agents together have the variance 1/b, as against one insider they must.
+    total = 3 * theta[0]
+    uneven = np.array([(1e-3 * plan.grid) ** 2, *[total / 2] * 3])
+    forged = Decomposition(uneven, plan.decomposition.seed_groups, is_masked=True)
+    found = verify_plan(replace(plan, decomposition=forged))
+    assert not found.passed
+    assert [own.epsilon for own in found.guarantees] == [np.inf] * 4
+    # Uneven noise that hides the rounding of each is as good as even noise.
+    other = np.array([(7 * plan.grid) ** 2, *[total / 2] * 3])
+    hidden = Decomposition(other, plan.decomposition.seed_groups, is_masked=True)
+    promised = [own.epsilon for own in verify_plan(replace(plan, decomposition=hidden)).guarantees]
+    assert max(promised) <= 1

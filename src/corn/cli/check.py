@@ -9,6 +9,7 @@ import typer
 
 from corn.cli.options import JSON, argument, option
 from corn.cli.output import print_error, print_json, print_note, print_table, save_json, working
+from corn.distributed.logs import PRIVATE_MARK
 from corn.learn.consortium import Consortium, load_consortium
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def check(
             rows = [[own.name, own.status, own.text] for own in findings]
             print_table(f"{title}, corn {report.version}", ["check", "status", "found"], rows)
         for name, text in private.items():
-            print_note(f"private, do not publish: {name}: {text}")
+            print_note(f"{PRIVATE_MARK}{name}: {text}")
         if out is not None:
             save_json(report.to_shared(), out)
             print_note(f"wrote {out}, without the private part: send it to who collects all")

@@ -22,6 +22,7 @@ from corn.cli.output import (
     print_note,
     print_result,
 )
+from corn.distributed.logs import PRIVATE_MARK
 from corn.plan import fingerprint
 from corn.privacy.rounding import round_up_range
 
@@ -92,7 +93,7 @@ def launch(
     if facts["simulation"] not in ("", *notes):
         notes[f"simulated ε: {facts['simulation']}"] = None
     # On stderr, as stdout may be published.
-    notes |= dict.fromkeys(f"private, do not publish: {own}" for own in launched.private_notes)
+    notes |= dict.fromkeys(f"{PRIVATE_MARK}{own}" for own in launched.private_notes)
     for note in notes:
         print_note(note)
     print_note(f"publish {folders.shared}, but never {folders.private} or {launched.keys}")

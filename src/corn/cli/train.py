@@ -50,6 +50,7 @@ from corn.cli.output import (
     write_fact,
 )
 from corn.covariance import Objective, ThreatModel
+from corn.distributed.logs import PRIVATE_MARK
 from corn.errors import StoppedByUserError
 from corn.learn.datasets import usual_schedule
 from corn.learn.schedule import OptimizerName
@@ -177,7 +178,7 @@ def train(
         device=device,
     )
     for note in problem.private_notes:
-        print_note(f"private, do not publish: {note}")
+        print_note(f"{PRIVATE_MARK}{note}")
     if learning.data is not None and promise.unit == "sample":
         print_note("each row is protected by itself: a person with several rows is not")
     # The plan's mechanism, if there is a plan, and those named, for the same budget.

@@ -29,7 +29,7 @@ import torch
 from corn.distributed.agent import run_workload
 from corn.distributed.journal import Reports
 from corn.distributed.keyring import load_credentials, make_keys
-from corn.distributed.logs import LAST_EVENT, log_event, writing_log
+from corn.distributed.logs import LAST_EVENT, PRIVATE_MARK, log_event, writing_log
 from corn.distributed.membership import name_agents
 from corn.distributed.rendezvous import RefusalError, is_public
 from corn.distributed.requirements import Requirements
@@ -127,6 +127,8 @@ def monitor_agent(config: AgentConfig, reports: Reports, *, to_stderr: bool) -> 
             text = str(error) if isinstance(error, CornError) else type(error).__name__
             text = without_agent(text)
             log_event(agent, LAST_EVENT, text, level=logging.ERROR, is_private=not is_public(error))
+            if to_stderr and isinstance(error, CornError) and not is_public(error):
+                raise CornError(f"{PRIVATE_MARK}{error}") from error
             raise
 
 
@@ -386,7 +388,8 @@ def raise_common_failure(results: Mapping[int, AgentResult]) -> None:
     causes = {a: own for a, own in failures.items() if own.kind != "followed"}
     failure = next(iter((causes or failures).values()))
     is_stopped = any(own.kind == "interrupted" for own in failures.values())
-    raise (StoppedByUserError if is_stopped else CornError)(failure.message)
+    mark = PRIVATE_MARK if failure.is_private else ""
+    raise (StoppedByUserError if is_stopped else CornError)(f"{mark}{failure.message}")
 
 
 def describe_lost(results: Mapping[int, AgentResult]) -> dict[int, str]:

@@ -789,7 +789,9 @@ class LoopData:
         count = len(self.dataset)
         # Several: functions that mix samples at random leave some batches as they are.
         for trial in range(_COLLATE_TRIALS):
-            places = [(trial + k * (1 + count // 7)) % count for k in range(_COLLATE_SAMPLES + 1)]
+            # Of two sizes: one of them is not the number of parts of a batch.
+            size = _COLLATE_SAMPLES + trial % 2
+            places = [(trial + k * (1 + count // 7)) % count for k in range(size + 1)]
             with seeded_randomness(trial):
                 one, other, *rest = (self.dataset[place] for place in places)
             batches = []
@@ -798,7 +800,7 @@ class LoopData:
                     # Copied: a function that changes samples in place must find them as they were.
                     batches.append(self.collate(copy.deepcopy([changed, *rest])))
             # Clipping a sample would not bound its influence on rows of others.
-            is_own = _keeps_others(batches[0], batches[1], _COLLATE_SAMPLES)
+            is_own = _keeps_others(batches[0], batches[1], size)
             rule = "one that puts samples along the first dimension, each row from its own sample"
             found = "rows that other samples change, as in mixup"
             require(is_own, "collate_fn", rule, found, advice="use unit='agent'")

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from corn.checks import require
@@ -32,6 +33,9 @@ from corn.learn.tasks.module import (
     trained_parameters,
 )
 from corn.learn.tasks.protocol import Gradients, Scores
+
+# Names of attributes, among them those of parameters, buffers and hooks.
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 @final
@@ -127,6 +131,7 @@ class SampleGradients:
         """Return the outputs of a call of the module."""
         if not self._expected or not torch.is_grad_enabled():
             return self._forward(*args, **kwargs)
+        self._require_no_hooks()
         num_samples, _ = self._expected[0]
         call = _Call(self._bare, (args, kwargs), num_samples)
         if not self._copies:
@@ -150,6 +155,21 @@ class SampleGradients:
             x.register_hook(self._require_taking)  # type: ignore[no-untyped-call]
         # Copies, which the loop may change in place.
         return call.assemble([x.clone() for x in real])
+
+    def _require_no_hooks(self) -> None:
+        """Raise if the module itself has hooks: they would see all samples of a batch at once."""
+        module = self._module
+        own: list[Any] = [
+            *module._forward_pre_hooks.values(),
+            *module._forward_hooks.values(),
+            *module._backward_pre_hooks.values(),
+            *module._backward_hooks.values(),
+        ]
+        if _has_any_global_hook() or any(hook is not _keep_padding for hook in own):
+            raise InvalidArgumentError(
+                "the module must have no hooks of its own, and torch none for all modules, because "
+                "they see the whole batch: hook its layers, through which each sample runs alone"
+            )
 
     def _run_twice(self, call: _Call) -> Sequence[Tensor]:
         """Return the outputs of a call, or raise if a second one with the same data differs."""
@@ -183,7 +203,7 @@ class SampleGradients:
             except RuntimeError as error:
                 obstacle = str(error).strip().split("\n")[0][:200]
         # Modules without batching rules, such as recurrent ones, or that branch on their inputs.
-        found = map_in_a_loop(function, dims)(*args)
+        found = map_in_a_loop(self._watch(function) if self._is_followed else function, dims)(*args)
         if not self._obstacle:
             self._obstacle = obstacle
             warnings.warn(
@@ -193,6 +213,43 @@ class SampleGradients:
                 stacklevel=2,
             )
         return found
+
+    def _watch(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function of one sample after the other that raises if one leaves a value.
+
+        The loop could read the value of the last sample from an attribute, without a gradient.
+        """
+        first: list[Tensor] | None = None
+
+        def run(*args: Any) -> Any:
+            nonlocal first
+            found = function(*args)
+            left = self._list_attributes()
+            first = left if first is None else first
+            if not has_same_values(first, left):
+                raise InvalidArgumentError(
+                    "the module must keep nothing between calls, found that forward() changes an "
+                    "attribute of a layer: return the value as an output"
+                )
+            return found
+
+        return run
+
+    def _list_attributes(self) -> list[Tensor]:
+        """Return tensors and numbers among the attributes of layers, without parameters."""
+        values = [
+            value
+            for layer in self._module.modules()
+            for name, value in vars(layer).items()
+            if name not in _OF_EVERY_MODULE
+        ]
+        leaves, _ = tree_flatten(values)
+        return [
+            torch.as_tensor(leaf).detach().clone()
+            for leaf in leaves
+            if isinstance(leaf, Tensor | int | float)
+            or (isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc")
+        ]
 
     def _require_own_losses(self, losses: Tensor, inputs: list[Tensor]) -> None:
         """Raise unless losses of samples have no gradient in others: all pairs, or half of them."""

@@ -265,6 +265,9 @@ def bound_loss(
     if decomposition.is_masked:
         # Before releases are summed, each has its own private noise, independent of the others'.
         # The sum of release and offset is rounded once.
+        # A sum may have all the noise it needs, and one agent too little to hide its own rounding.
+        if math.sqrt(float(decomposition.private_variance.min())) < _LEAST_STD * grid:
+            return FloatLoss(math.inf, 1.0)
         roots = 1 / np.sqrt(decomposition.private_variance)
         deviations = _CELL_DEVIATIONS + grid * float(roots.max())
         largest = (normals.LARGEST + 1) / roots + largest_norm
