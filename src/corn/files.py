@@ -34,8 +34,11 @@ def writing_whole(path: Path, *, durable: bool = False, is_private: bool = False
             with partial.open("rb") as written:
                 os.fsync(written.fileno())
         partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename == str(partial):
+            error.filename = str(path)
         raise
 
 

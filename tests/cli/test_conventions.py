@@ -123,6 +123,25 @@ def test_escape_codes_in_names_are_printed_as_text(corn: Runner, tmp_path: Path)
     assert outcome.stderr.rstrip("\n").isprintable()
 
 
+def test_outputs_replace_no_inputs(
+    corn: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("g.edges", "model.pt", "rows.csv", "sites.toml"):
+        Path(name).write_text("0 1\n")
+    for command in (
+        "plan --graph g.edges --out g.edges",
+        "plan sites.toml --out ./sites.toml",
+        "export model.pt --out model.pt",
+        "predict model.pt rows.csv --out rows.csv",
+        f"check sites.toml --agent 0 --data rows.csv --keys keys --out {tmp_path / 'rows.csv'}",
+    ):
+        outcome = corn(*command.split())
+        assert outcome.exit_code == 2, command
+        assert "which is also read" in " ".join(outcome.stderr.split()), command
+    assert all(path.read_text() == "0 1\n" for path in tmp_path.iterdir())
+
+
 def test_unwritable_output_is_one_line(corn: Runner, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     outcome = corn("compare", "--graph", "ring:5", "--plot", f"{tmp_path}/file/g.png")

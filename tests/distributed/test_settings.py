@@ -8,6 +8,7 @@ from corn.covariance import ThreatModel
 from corn.distributed.settings import RunSettings
 from corn.errors import CornError, InvalidArgumentError
 from corn.parsing import DEFAULT_PORT, format_address, parse_address
+from corn.plan import make_plan
 
 from .harness import small_plan
 
@@ -49,6 +50,9 @@ def test_policies_that_a_plan_does_not_allow_are_refused() -> None:
 def test_survivors_of_exact_sums_replan_unless_they_are_to_stop() -> None:
     plan = small_plan("ring:4", 10, mixing="sum")
     assert RunSettings().policy_for(plan) == "replan"
+    # Not with one seed for all, which the lost agents have too.
+    one_seed = make_plan(plan.network, plan.budget, mechanism="zero-sum")
+    assert RunSettings().policy_for(one_seed) == "stop"
     assert RunSettings(on_dropout="stop").policy_for(plan) == "stop"
 
 

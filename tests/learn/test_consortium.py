@@ -72,6 +72,11 @@ def test_a_file_has_everything_public(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
+        (
+            "steps = 20",
+            'steps = 20\ntest-data = "../a.csv"',
+            "test-data must be the name of a public file",
+        ),
         ("epsilon = 2", "epsilom = 2", r"\[promise\] unknown entry 'epsilom': entries are epsilon"),
         ("epsilon = 2", "", r"\[promise\] epsilon is missing"),
         ("epsilon = 2", "epsilon = -2", "epsilon must be"),

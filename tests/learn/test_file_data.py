@@ -141,6 +141,19 @@ def test_public_test_data_is_the_only_public_part(tmp_path: Path) -> None:
     assert problem.description != other.description
 
 
+def test_data_to_train_on_is_no_public_test_data(tmp_path: Path) -> None:
+    """Its hash and scores are published."""
+    own = write_csv(tmp_path / "agent-0.csv", ROWS)
+    (tmp_path / "link.csv").symlink_to(own)
+    for test in (own, tmp_path / "link.csv"):
+        with pytest.raises(FileFormatError, match="is data to train on"):
+            FileWorkload(tmp_path / "agent-{agent}.csv", "ill", test_data=test).build(1)
+    folder = tmp_path / "images"
+    (folder / "cat").mkdir(parents=True)
+    with pytest.raises(FileFormatError, match="is data to train on"):
+        FileWorkload(folder, test_data=folder / "cat").build(1)
+
+
 def test_regression_and_own_models(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv", [(a, d, a / 2) for a, d, _ in ROWS])
     for model in ("linear", "network"):

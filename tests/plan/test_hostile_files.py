@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from corn.covariance import Decomposition, ThreatModel
-from corn.errors import FileFormatError, InvalidArgumentError
+from corn.errors import CornWarning, FileFormatError, InfeasibleError, InvalidArgumentError
 from corn.parsing import read_json
 from corn.plan import Plan, file, load_plan, make_plan, save_plan, verify_plan
 from corn.privacy import PrivacyBudget
@@ -144,3 +144,22 @@ def test_an_agent_of_an_exact_sum_needs_noise_that_hides_its_own_rounding() -> N
     hidden = Decomposition(other, plan.decomposition.seed_groups, is_masked=True)
     promised = [own.epsilon for own in verify_plan(replace(plan, decomposition=hidden)).guarantees]
     assert max(promised) <= 1
+
+
+def test_plans_after_which_survivors_could_not_keep_the_promise_are_refused() -> None:
+    """They plan anew by the mechanism and the caps, whatever noise the plan at hand has."""
+    sums = load_network("complete:4")
+    plan = make_plan(sums, PrivacyBudget(1, 1e-5, num_steps=100, clip=1))
+    groups = ((0, 1, 2), (1, 2, 3), (0, 2, 3), (0, 1, 3))
+    alone = make_plan(sums, plan.budget, mechanism="ldp").decomposition
+    empty = tuple(np.zeros((3, 0)) for _ in groups)
+    unmasked = Decomposition(alone.private_variance, groups, empty)
+    with pytest.raises(InvalidArgumentError, match="is_masked must be True for 'corn'"):
+        replace(plan, decomposition=unmasked, threat=ThreatModel(1, groups))
+    with pytest.raises(InvalidArgumentError, match="is_masked must be False for 'decor'"):
+        replace(plan, mechanism="decor")
+    # Eq. (13b) has too large a cap there, though the noise at hand may be enough.
+    beyond = PrivacyBudget(49, 1e-5, num_steps=100, clip=1)
+    enough = make_plan(sums, beyond)
+    with pytest.warns(CornWarning), pytest.raises(InfeasibleError, match="'paper' would give"):
+        replace(enough, budget=replace(beyond, accounting="paper"))

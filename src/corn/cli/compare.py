@@ -194,7 +194,7 @@ def _draw(title: str, rows: Sequence[dict[str, Any]], path: Path, style: Path | 
     drawn = []
     for own in rows:
         if own["mechanism"] not in ("none", "unclipped"):
-            remark = f"{own['seeds']} · {own['holds_against']}".strip(" ·")
+            remark = " · ".join(filter(None, [own["seeds"], own["holds_against"]]))
             drawn.append((own["mechanism"], remark, own["central_ratio"]))
     with figure_style(style):
         save_figure(plot_comparison(drawn, title=title), path)

@@ -265,7 +265,7 @@ def _print_ledgers(agents: list[dict[str, Any]], delta: str, names: Sequence[str
         total = {"epsilon": about + round_up(own["total"]["epsilon"])}
         totals.append({"agent": agent, **own["total"], **total, "epsilon_of_whole_data": whole})
     columns = ["agent", "plan", "unit", "max_colluders", "releases", "epsilon"]
-    columns += ["promised_epsilon", "state"]
+    columns += ["promised_epsilon", "promised_delta", "state"]
     title = f"releases under each plan, and their ε by themselves at δ = {delta}"
     print_rows(title, plans, columns)
     meanings = {plan["plan"]: f"{plan['protects']}, against {plan['adversary']}" for plan in plans}

@@ -87,6 +87,7 @@ def launch(
             spent: f"{round_up_range([least, most])} (unit {rows[-1]['unit']})",
             "agents_lost": ", ".join(facts["names"][agent] for agent in launched.lost) or "none",
             "lost": None,
+            "notes": None,  # whole on stderr
         }
         print_result(title, shown, as_json=False)
     notes = dict.fromkeys(facts["notes"])

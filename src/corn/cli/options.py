@@ -7,7 +7,8 @@ records. A command takes such a record like a single option.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from functools import partial, wraps
 from inspect import Parameter
@@ -37,6 +38,8 @@ from corn.topology.files import read_matrix
 REQUIRED = MISSING
 """The default of an option that must be given."""
 
+_WRITTEN = frozenset(["out", "plot"])
+
 
 def option(
     text: str, *, default: Any = None, panel: str | None = None, flag: str = "", **settings: Any
@@ -63,6 +66,7 @@ def spread_records(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def call(**given: Any) -> None:
+        _refuse_replaced_inputs(given)
         for name, record in records.items():
             own = {each.name: given.pop(each.name) for each in fields(record)}
             given[name] = record(**own)
@@ -78,6 +82,27 @@ def spread_records(command: Callable[..., None]) -> Callable[..., None]:
     # Typer reads options from the signature.
     call.__signature__ = inspect.Signature(spread)  # type: ignore[attr-defined]
     return call
+
+
+def _refuse_replaced_inputs(given: Mapping[str, Any]) -> None:
+    """Raise misuse if a file to write is also a file to read, which would be lost."""
+    for name in _WRITTEN & given.keys():
+        out = given[name]
+        if out is None or not out.is_file():
+            continue
+        for other, value in given.items():
+            values = value if isinstance(value, list) else [value]
+            paths = [Path(one) for one in values if isinstance(one, Path | str)]
+            if other not in _WRITTEN and any(_is_same_file(path, out) for path in paths):
+                why = f"would replace {out}, which is also read: give another name"
+                raise typer.BadParameter(why, param_hint=f"--{name}")
+
+
+def _is_same_file(path: Path, other: Path) -> bool:
+    # The text of an option may be no possible name of a file.
+    with suppress(OSError, ValueError):
+        return path.samefile(other)
+    return False
 
 
 def _declare(name: str, kind: Any, declared: Any) -> Parameter:
@@ -292,11 +317,18 @@ class BudgetOptions:
         metavar="NUMBER[,NUMBER…]",
     )
     steps: int = in_budget("Number of training steps T.", default=5000, min=1)
-    clip: float = in_budget("Largest norm C of a clipped gradient.", default=0.1)
+    clip: float = in_budget(
+        "Largest norm C of a clipped gradient. (Default: 0.1; of train with --data and unit "
+        "sample: 1.)",
+        default=0.1,
+        show_default=False,
+    )
     unit: Unit = in_budget(
         "Protected unit: an agent's whole data set (its mini-batch gradient is clipped), or one "
-        "sample (each sample's gradient is clipped).",
+        "sample (each sample's gradient is clipped). (Default: agent; of train with --data: "
+        "sample.)",
         default="agent",
+        show_default=False,
     )
     adjacency: Adjacency = in_budget(
         "Neighbouring data sets: the unit's data is replaced by any other, or its gradient by zero "

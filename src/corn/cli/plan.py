@@ -63,7 +63,7 @@ def plan(
     """Make the plan of a run, by default against one curious insider.
 
     Without --graph, write a request: a plan without network and noise, from which agents that know
-    only their neighbours make the plan together (corn launch, corn agent).
+    only their neighbours make the plan together (corn agent --neighbours).
     """
     if consortium is not None:
         decided = [name for name in context.params if name not in ("consortium", "out", "json")]
@@ -156,8 +156,8 @@ def _write_request(
     }
     print_result("request for a plan that agents make together", facts, as_json=json)
     print_note(
-        f"wrote {out}; run it with: corn launch {out} --graph GRAPH, or corn agent {out} "
-        "--neighbours AGENT,AGENT"
+        f"wrote {out}; each agent runs: corn agent {out} --neighbours AGENT,AGENT --agent AGENT "
+        "--keys FOLDER --store HOST"
     )
 
 

@@ -477,7 +477,13 @@ class AgentRun:
         noise = NoiseShare(
             plan,
             members.index(self.agent),
-            make_source(self.rendezvous.credentials, plan, members, self.group_seeds),
+            # Seeds of groups belong to the groups of the first plan, by their numbers.
+            make_source(
+                self.rendezvous.credentials,
+                plan,
+                members,
+                self.group_seeds if plan is self.plan else None,
+            ),
             # It has a new part from every agent: under it no noise was ever drawn before.
             nonce=self.agreement.nonce,
             num_parameters=len(self.start),

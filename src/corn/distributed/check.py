@@ -135,7 +135,7 @@ def _check_data(consortium: Consortium, agent: int, data: Path) -> Finding:
         require_fitting_samples(consortium.make_budget(), problem.data.sizes, first=agent)
     except CornError as error:
         text = "the file does not fit the public schema or the plan"
-        return Finding("data", "problem", text, f"{error}: correct it")
+        return Finding("data", "problem", text, str(error))
     private = [f"{sum(problem.data.sizes):,} rows to train on", *problem.private_notes]
     return Finding("data", "ok", "the file fits the public schema", "; ".join(private))
 
@@ -228,7 +228,7 @@ def _reach(address: str, task: str, end: float) -> Finding:
             text = f"{task}, where nothing listens yet: check at the same time with --wait 60"
             found = Finding("port", "warning", text)
         except OSError as error:
-            found = Finding("port", "problem", f"{task}: {error}: open this port, or correct it")
+            found = Finding("port", "problem", f"{task}: {error}: open or correct the port")
         if time.monotonic() >= end:
             return found
         time.sleep(0.5)

@@ -168,7 +168,7 @@ class ReleaseTotal:
         about = "at least " if self.problems else ""
         parts = [
             f"all releases of this data before this run: {about}{self.before.describe_epsilon()}",
-            f"this run by itself: at most {self.added.describe_epsilon()}",
+            f"this run by itself, if it makes all steps: at most {self.added.describe_epsilon()}",
             f"total after it: {about or 'at most '}{self.after.describe()}",
         ]
         if self.drops_agent:

@@ -70,7 +70,7 @@ class RunSettings:
 
     def policy_for(self, plan: Plan) -> DropoutPolicy:
         """Return what survivors of a loss do: as given, or what the plan allows."""
-        can_replan = plan.network.mixing == "sum" or has_pair_seeds(plan)
+        can_replan = plan.decomposition.is_masked or has_pair_seeds(plan)
         if self.on_dropout == "replan" and not can_replan:
             require_pair_seeds(plan, "on_dropout='replan'")
         return self.on_dropout or ("replan" if can_replan else "stop")

@@ -71,6 +71,10 @@ class Training:
         require_count("steps", self.steps)
         require_count("batch-size", self.batch_size)
         require_fraction("held-out", self.held_out)
+        # Its hash and scores are published, so it must not name a file elsewhere at a site.
+        is_beside = self.test_data is None or Path(self.test_data).name == self.test_data
+        rule = "the name of a public file beside the consortium file"
+        require(is_beside, "test-data", rule, repr(self.test_data))
 
 
 @dataclass(frozen=True)

@@ -212,6 +212,8 @@ class FileWorkload:
     def build(self, num_agents: int, agents: Sequence[int] | None = None) -> TrainingProblem:
         """Return the problem with the data of some agents, whose files alone are opened."""
         owners = range(num_agents) if agents is None else agents
+        for path in self._paths(owners):
+            self._require_other_test_data(path)
         # Test data may have classes that no training file has.
         files = [read_file(path) for path in self._paths(owners)]
         tests = [] if self.test_data is None else [read_file(self.test_data)]
@@ -256,6 +258,15 @@ class FileWorkload:
             simulation="" if is_declared else _READ_CLASSES,
             is_dealt_out=not self.has_file_per_agent,
         )
+
+    def _require_other_test_data(self, path: Path) -> None:
+        """Raise if the public test data is the file to train on, or is in that folder."""
+        test = self.test_data
+        if test is None or not test.exists() or not path.exists():
+            return
+        folders = [test, *test.resolve().parents] if path.is_dir() else [test]
+        if any(path.samefile(own) for own in folders):
+            raise FileFormatError(f"{test}: is data to train on, and test data is published")
 
     def _find_schema(self, files: Sequence[DataFile]) -> Schema:
         """Return the schema that the options and the names in the files make."""

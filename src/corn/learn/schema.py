@@ -330,7 +330,7 @@ class Schema:
             row = unknown[~is_gone][0]
             found.problems.append(
                 f"column {self.target!r} must be one of {', '.join(self.classes[:20])}, found "
-                f"{texts[rows[row]][:40]!r} in row {row + 1}: --classes lists all classes"
+                f"{texts[rows[row]][:40]!r} in row {row + 1}"
             )
         return places
 

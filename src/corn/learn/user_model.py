@@ -165,7 +165,8 @@ class SampleGradients:
             *module._backward_pre_hooks.values(),
             *module._backward_hooks.values(),
         ]
-        if _has_any_global_hook() or any(hook is not _keep_padding for hook in own):
+        is_global: bool = _has_any_global_hook()  # type: ignore[no-untyped-call]
+        if is_global or any(hook is not _keep_padding for hook in own):
             raise InvalidArgumentError(
                 "the module must have no hooks of its own, and torch none for all modules, because "
                 "they see the whole batch: hook its layers, through which each sample runs alone"

@@ -114,7 +114,12 @@ class Plan:
         for name, part in (("decomposition", self.decomposition), ("promises", self.budget)):
             if part.num_agents is not None:
                 require_length(name, part.num_agents, self.num_agents, per="agent")
-        require_mixing(self.decomposition, self.network)
+        # Survivors of a loss plan by the caps of this budget, and by the rule of this mechanism.
+        require_sound(self.budget)
+        is_exact = (self.network.mixing, self.mechanism) == ("sum", "corn")
+        is_masked = self.decomposition.is_masked
+        rule = f"{is_exact} for {self.mechanism!r} with mixing {self.network.mixing!r}"
+        require(is_masked == is_exact, "is_masked", rule, is_masked)
         _require_private(self.mechanism)
         is_alone = self.mechanism != "ldp" or not self.decomposition.seed_groups
         require(is_alone, "mechanism", "without shared seeds for 'ldp'", "some")

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.sparse.csgraph import connected_components
 
 from corn.checks import FloatArray, as_symmetric_matrix, require, require_count, require_length
 from corn.privacy import gaussian, subsampling
@@ -21,9 +22,9 @@ _NEGATIVE_TOLERANCE = 1e-9
 def precision_diagonal(covariance: ArrayLike, *, num_terms: int = 0) -> FloatArray:
     """Return an upper bound on [R⁻¹]_jj for each agent j, shape (n,), tight to rounding.
 
-    Where R is singular, an agent j whose direction e_j lies in the range of R gets [R⁺]_jj. Any
-    other agent is exposed, because some combination of messages shows its gradient without noise,
-    and gets ∞.
+    Agents whose noise is independent of that of all others are a part of their own. Where R is
+    singular to rounding within a part, some combination of its messages may show gradients without
+    noise, and each agent of the part counts as exposed, with ∞: rounding hides which of them are.
 
     The bound is above the true value by about 4·n·1e-16·κ relative, with κ the condition number of
     the correlation matrix; where that nears 1 the matrix counts as singular. ``num_terms`` products
@@ -38,7 +39,21 @@ def precision_diagonal(covariance: ArrayLike, *, num_terms: int = 0) -> FloatArr
     require(least >= 0, "covariance", "without negative variances", f"{least:.3g}")
     # Scaling to unit variances makes the error independent of the ratios between agents' variances.
     scale = np.where(variance > 0, np.sqrt(variance), 1.0)
-    eigenvalues, vectors = np.linalg.eigh(R / scale / scale[:, None])
+    S = R / scale / scale[:, None]
+    # Of booleans: SciPy takes small numbers for zeros.
+    _, part_of = connected_components(R != 0, directed=False)
+    sizes = np.bincount(part_of)
+    # Agents that draw alone, all at once: there may be thousands.
+    diagonal = np.where(variance > 0, _invert_correlation(np.eye(1), num_terms)[0], np.inf)
+    for part in np.flatnonzero(sizes > 1):
+        own = np.flatnonzero(part_of == part)
+        diagonal[own] = _invert_correlation(S[np.ix_(own, own)], num_terms)
+    return diagonal / scale / scale
+
+
+def _invert_correlation(S: FloatArray, num_terms: int) -> FloatArray:
+    """Return an upper bound on the diagonal of S⁻¹, ∞ where S is singular to rounding."""
+    eigenvalues, vectors = np.linalg.eigh(S)
     # Slightly negative eigenvalues are the rounding of a singular R.
     is_possible = eigenvalues[0] >= -_NEGATIVE_TOLERANCE * max(eigenvalues[-1], 1.0)
     found = f"a correlation matrix with eigenvalue {eigenvalues[0]:.3g}"
@@ -48,16 +63,12 @@ def precision_diagonal(covariance: ArrayLike, *, num_terms: int = 0) -> FloatArr
     # A sum of k products is off by k·eps of the sum of their sizes at most, which in a correlation
     # matrix is at most 1 by Cauchy and Schwarz.
     error = eigenvalues.size * _EPS * (2 * max(eigenvalues[-1], 1.0) + num_terms)
-    kept = eigenvalues > 2 * error
-    weights = vectors**2
-    diagonal: FloatArray = weights[:, kept] @ (1 / (eigenvalues[kept] - error))
-    diagonal *= 1 + eigenvalues.size * _EPS
-    # An agent is hidden if it has no part in the null space. Where the other eigenvalues are well
-    # above zero, rounding rotates the null space by a known angle, and smaller parts are ignored.
-    # Where they are close to zero, every agent with a part counts as exposed.
-    rotation = 8 * error / max(eigenvalues[kept][0], 0.1) if kept.any() else 0.0
-    diagonal[np.sqrt(weights[:, ~kept].sum(axis=1)) > rotation] = np.inf
-    return diagonal / scale / scale
+    # An eigenvalue that is not provably positive may be arbitrarily small, and then even a tiny
+    # part in its direction, such as rounding could have rotated there, is exposed.
+    if eigenvalues[0] <= 2 * error:
+        return np.full(len(S), np.inf)
+    diagonal: FloatArray = vectors**2 @ (1 / (eigenvalues - error))
+    return diagonal * (1 + eigenvalues.size * _EPS)
 
 
 @dataclass(frozen=True, eq=False)
