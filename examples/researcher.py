@@ -1,4 +1,7 @@
-"""A researcher's script, by public names: own mechanism, objective and update, trace and figure."""
+"""A researcher's script, by public names: own mechanism, objective and update, trace and figure.
+
+It needs ``pip install '.[pandas]'``.
+"""
 
 import networkx as nx
 import numpy as np

@@ -36,7 +36,7 @@ def require(condition: bool, name: str, rule: str, found: object, *, advice: str
 
 def require_positive(name: str, value: float, *, advice: str = "") -> float:
     """Return ``value`` if it is a finite number above zero."""
-    is_valid = _is_number(value) and 0 < value < math.inf
+    is_valid = is_number(value) and 0 < value < math.inf
     require(is_valid, name, "positive and finite", value, advice=advice)
     return value
 
@@ -45,7 +45,7 @@ def require_in_range(
     name: str, value: float, least: float, most: float = math.inf, *, advice: str = ""
 ) -> float:
     """Return ``value`` if ``least`` ≤ ``value`` ≤ ``most``."""
-    is_valid = _is_number(value) and least <= value <= most
+    is_valid = is_number(value) and least <= value <= most
     bounds = f"at least {least:g}" if math.isinf(most) else f"in [{least:g}, {most:g}]"
     require(is_valid, name, bounds, value, advice=advice)
     return value
@@ -53,7 +53,7 @@ def require_in_range(
 
 def require_fraction(name: str, value: float) -> float:
     """Return ``value`` if 0 ≤ ``value`` < 1."""
-    require(_is_number(value) and 0 <= value < 1, name, "in [0, 1)", value)
+    require(is_number(value) and 0 <= value < 1, name, "in [0, 1)", value)
     return value
 
 
@@ -87,7 +87,8 @@ def require_length(name: str, found: int, expected: int, *, per: str) -> int:
     return found
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Return whether a value is a real number, which a truth value is not."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 

@@ -18,6 +18,7 @@ from corn.distributed import AgentConfig, AgentResult, PlanningRequest, Reports,
 from corn.distributed.keyring import make_keys
 from corn.distributed.results import RunStatus
 from corn.distributed.settings import RunSettings
+from corn.errors import CornError, PublicError
 from corn.learn import SHARED_COLUMNS
 from corn.learn.datasets import USUAL_BATCH_SIZE
 from corn.learn.metrics import Row
@@ -116,6 +117,30 @@ def test_scores_on_private_samples_are_not_printed(
     done = corn("agent", "plan.corn", "--keys", "keys", *PLACE, *TASK, "--json")
     assert done.exit_code == 0, done.stderr
     assert {"test_loss", "validation_loss"}.isdisjoint(json.loads(done.stdout)["measured"])
+
+
+@pytest.mark.parametrize(
+    ("error", "mark"),
+    [(CornError, "private, do not publish: "), (PublicError, "")],
+    ids=["of the data", "of the run"],
+)
+def test_failures_that_may_quote_data_are_marked(
+    corn: Runner,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[CornError],
+    mark: str,
+) -> None:
+    def fail(*_: object) -> None:
+        raise error("row 3 has 37.25")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("corn.distributed.agent.run_workload", fail)
+    monkeypatch.setattr("corn.distributed.launcher.listen_for_signals", lambda: None)
+    save_plan(small_plan("ring:4", 12), tmp_path / "plan.corn")
+    failed = corn("agent", "plan.corn", "--keys", "keys", *PLACE, *TASK)
+    assert failed.exit_code == 1
+    assert failed.stderr.splitlines()[-1] == f"corn: {mark}row 3 has 37.25"
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_a_plan_is_run_and_its_results_are_written(corn: Runner, tmp_path: Path)
     assert not any(secret in path.read_text("latin-1") for path in out.rglob("*.c*"))
     over = corn(*arguments)
     assert over.exit_code == 1
-    assert "has a run that came to step 30: continue it with --resume" in over.stderr
+    assert "has a run that came to step 30 of 30: make a new plan" in over.stderr
     arguments[3] = tmp_path / "another folder for results"
     again = corn(*arguments)
     assert again.exit_code == 1

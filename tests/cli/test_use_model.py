@@ -183,6 +183,16 @@ def test_the_report_states_promise_total_and_fingerprint(
     assert "model.pt" in {row[0] for row in files["rows"]}
 
 
+def test_keys_of_another_run_give_no_total(corn: Runner, site: Path, tmp_path: Path) -> None:
+    """A total of zero would be a false one."""
+    run_quietly("keys", "make", tmp_path / "keys", "--agents", 2)
+    out = tmp_path / "report.html"
+    outcome = corn("report", site / "run", "--keys", tmp_path / "keys", "--out", out)
+    assert (outcome.exit_code, outcome.stderr.count("\n")) == (1, 1)
+    assert "no ledger counts the releases of plan" in outcome.stderr
+    assert not out.exists()
+
+
 def test_a_lost_ledger_bounds_no_guess(corn: Runner, site: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     shutil.copytree(site / "plan.keys", keys)

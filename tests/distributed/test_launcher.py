@@ -16,7 +16,7 @@ from corn.distributed.launcher import (
     launch,
     raise_common_failure,
 )
-from corn.distributed.logs import PRIVATE_MARK, writing_log
+from corn.distributed.logs import writing_log
 from corn.distributed.results import (
     AgentResult,
     Failure,
@@ -158,8 +158,7 @@ def test_only_the_owner_reads_a_failure_that_may_depend_on_data() -> None:
     results = {0: done(0, lost={1: 8}), 1: private}
     for text in (*describe_lost(results).values(), *describe_notes(results)):
         assert "37.25" not in text
-    # On the owner's own console.
-    with pytest.raises(CornError, match=rf"^{PRIVATE_MARK}agent 1: .*found 37"):
+    with pytest.raises(CornError, match="found 37"):  # on the owner's own console
         raise_common_failure({1: private})
 
 

@@ -348,7 +348,7 @@ def test_a_restart_repeats_no_release_and_keeps_the_budget(tmp_path: Path) -> No
         ("plan", "agents differ in the plan's fingerprint: agent 1 has"),
         ("checkpoint", r"agent 1: .*checkpoint-100\.corn: not a checkpoint, or a damaged one"),
         ("data", "agents differ in the data: agent 1 has breast-cancer, iid, seed 7;"),
-        ("no plan", r"^private, do not publish: agent 1: .*none\.corn: no such file"),
+        ("no plan", r"^agent 1: .*none\.corn: no such file"),
     ],
 )
 def test_a_run_that_cannot_start_fails_with_one_line(

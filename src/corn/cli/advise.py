@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 
 import typer
 
@@ -81,7 +82,17 @@ def advise(
     with working("comparing settings"):
         threat = usual if colluders is None else ThreatModel(colluders)
         proposal = propose(network, scale, threat=threat)
-    commands = _write_commands(scale, proposal, network.source, task, largest=max(sizes))
+    if scale.unit == "sample":
+        # The batch of the largest agent at the common rate: agents with fewer samples than the
+        # plan counts on are accepted.
+        chosen = proposal.prospect
+        size = math.ceil(chosen.batch_size * max(sizes) / scale.samples)
+        budget = replace(proposal.budget, batch_size=size, samples_per_agent=max(sizes))
+        # Step sizes are for gradients divided by the batch size.
+        step_size = chosen.step_size * size / chosen.batch_size
+        chosen = replace(chosen, batch_size=size, step_size=step_size)
+        proposal = replace(proposal, budget=budget, prospect=chosen)
+    commands = _write_commands(scale, proposal, network.source, task)
     _print(scale, proposal, network, threat, commands, sizes, as_json=json)
     if task is None and parameters is None:
         # The number of parameters decides how much noise a step has.
@@ -92,7 +103,7 @@ def advise(
 
 
 def _write_commands(
-    scale: TrainingScale, proposal: Proposal, graph: str, task: str | None, *, largest: int
+    scale: TrainingScale, proposal: Proposal, graph: str, task: str | None
 ) -> list[str]:
     """Return commands that run as they are; those that train need a built-in task."""
     prospect = proposal.prospect
@@ -101,15 +112,10 @@ def _write_commands(
     promise += ["--delta", write_exactly(scale.delta), "--steps", prospect.num_steps]
     promise += ["--clip", write_exactly(scale.clip)]
     # For the agent unit the batch size does not affect privacy, and corn plan refuses it.
-    step_size = prospect.step_size
     batches: list[object] = ["--batch-size", prospect.batch_size]
     samples: list[object] = []
     if scale.unit == "sample":
-        # The batch of the largest agent at the common rate: agents with fewer samples than the
-        # plan counts on are accepted, and step sizes are for gradients divided by this number.
-        size = math.ceil(prospect.batch_size * largest / scale.samples)
-        step_size *= size / prospect.batch_size
-        samples = ["--batch-size", size, "--samples-per-agent", largest]
+        samples = [*batches, "--samples-per-agent", proposal.budget.samples_per_agent]
         batches = []
     plan = ["corn", "plan", *promise, *samples, "--out", _PLAN]
     commands: list[list[object]] = [[*plan], ["corn", "verify", _PLAN]]
@@ -117,7 +123,7 @@ def _write_commands(
         commands.insert(0, ["corn", "train", "--task", task, *promise, *samples, *batches])
         launch = ["corn", "launch", _PLAN, "--task", task, *batches, "--step-size"]
         # The distance D is a guess, so a second digit would mean nothing.
-        rounded = write_exactly(float(f"{step_size:.1g}"))
+        rounded = write_exactly(float(f"{prospect.step_size:.1g}"))
         commands.append([*launch, rounded, "--out", "out/run"])
     return [shlex.join(map(str, command)) for command in commands]
 
@@ -137,7 +143,7 @@ def _print(
         "graph": network.source,
         "num_agents": scale.num_agents,
         "samples": scale.samples,
-        "expected_batches": [prospect.batch_size * size / scale.samples for size in sizes],
+        "expected_batches": [prospect.batch_size * size / max(sizes) for size in sizes],
         "num_parameters": scale.num_parameters,
         "promise": budget.describe(),
         "adversary": threat.describe(),

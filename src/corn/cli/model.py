@@ -7,6 +7,7 @@ import hashlib
 import io
 import json as json_module
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -16,7 +17,7 @@ from corn.cli.options import JSON, argument, option
 from corn.cli.output import print_json, print_line, print_note, progress, write_fact
 from corn.errors import FileFormatError
 from corn.files import write_file
-from corn.noise.ledger import find_agents, read_history
+from corn.noise.ledger import ReleaseHistory, find_agents, read_history
 
 if TYPE_CHECKING:
     from corn.report.privacy_page import Published
@@ -139,6 +140,8 @@ def report(
     model = learn.load_model(file)
     delta = model.promise.delta or _USUAL_DELTA
     histories = [] if keys is None else [read_history([keys], own) for own in find_agents(keys)]
+    if keys is not None:
+        _require_ledger_of(model.promise, histories, keys)
     page = describe_privacy(
         model.promise,
         model=model.description,
@@ -154,6 +157,19 @@ def report(
     print_note(f"wrote {out}")
     if keys is not None:
         print_note("the total on the page is this site's own: decide who may read it")
+
+
+def _require_ledger_of(
+    promise: learn.ModelPromise, histories: Sequence[ReleaseHistory], keys: Path
+) -> None:
+    """Raise if no ledger counts the releases that made a model: the total would be too small."""
+    if not promise.plan or promise.simulation or any(own.problems for own in histories):
+        return
+    if not any(record.plan == promise.plan for own in histories for record in own.records):
+        raise FileFormatError(
+            f"{keys}: no ledger counts the releases of plan {promise.plan[:16]}, which made this "
+            "model: give the folder of keys of its run"
+        )
 
 
 def _list_published(folder: Path) -> list[Published]:

@@ -388,8 +388,7 @@ def raise_common_failure(results: Mapping[int, AgentResult]) -> None:
     causes = {a: own for a, own in failures.items() if own.kind != "followed"}
     failure = next(iter((causes or failures).values()))
     is_stopped = any(own.kind == "interrupted" for own in failures.values())
-    mark = PRIVATE_MARK if failure.is_private else ""
-    raise (StoppedByUserError if is_stopped else CornError)(f"{mark}{failure.message}")
+    raise (StoppedByUserError if is_stopped else CornError)(failure.message)
 
 
 def describe_lost(results: Mapping[int, AgentResult]) -> dict[int, str]:

@@ -173,9 +173,13 @@ class CheckpointFolder:
         if not resume and not rejoins:
             # A new run in the same folder would replace models for which budget was spent.
             if any(steps):
+                planned = self.plan.budget.num_steps
+                advice = "continue it with --resume, or give another folder with --out"
+                if max(steps) == planned:
+                    advice = "make a new plan, which adds to the total, and another folder (--out)"
                 raise FileFormatError(
-                    f"{self.folder}: has a run that came to step {max(steps)}: continue it with "
-                    "--resume, or give another folder with --out"
+                    f"{self.folder}: has a run that came to step {max(steps)} of {planned}: "
+                    f"{advice}"
                 )
             return set()
         for step in steps:

@@ -86,9 +86,11 @@ def read_learning_rate(factory: OptimizerFactory) -> float:
 
 def _make_one(factory: OptimizerFactory, start: Tensor) -> tuple[nn.Parameter, Optimizer]:
     parameter = nn.Parameter(start.clone())
+    rule = "a function that returns an optimizer of torch for the parameters that it gets"
+    advice = "such as torch.optim.Adam itself"
+    require(callable(factory), "optimizer", rule, repr(factory), advice=advice)
     optimizer = factory([parameter])
     is_own = list(map(id, _list_parameters(optimizer))) == [id(parameter)]
-    rule = "a function that returns an optimizer of torch for the parameters that it gets"
     require(is_own, "optimizer", rule, f"{type(optimizer).__name__} with other parameters")
     require_one_gradient(optimizer)
     return parameter, optimizer

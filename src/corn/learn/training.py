@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import difflib
+import inspect
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -100,7 +102,7 @@ def train(
     ('complete', torch.Size([1, 4, 8]), 5.0)
     """
     task = make_task(model, loss)
-    given = _take_settings(options)
+    given = _take_settings(options, of=train)
     objective = options.pop("objective", None)
     plan = source if isinstance(source, Plan) else None
     if isinstance(source, Plan):
@@ -151,8 +153,16 @@ def train(
     return result
 
 
-def _take_settings(options: dict[str, Any]) -> dict[str, Any]:
+def _take_settings(options: dict[str, Any], *, of: Callable[..., Any]) -> dict[str, Any]:
     """Return the settings of sweeps among a function's options, without which those are left."""
+    known = {"objective", *(field.name for field in fields(SweepSettings))}
+    functions: list[Callable[..., Any]] = [of, run_sweep, *([tune] if of is compare else [])]
+    for function in functions:
+        known |= inspect.signature(function).parameters.keys()
+    for name in options.keys() - known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f", perhaps {near[0]!r} is meant" if near else ""
+        raise TypeError(f"{of.__name__}() has no argument {name!r}{hint}")
     names = [field.name for field in fields(SweepSettings) if field.name in options]
     given = {name: options.pop(name) for name in names}
     return {name: value for name, value in given.items() if value is not None}
@@ -252,7 +262,7 @@ def compare(
     ['ldp', 'none']
     """
     chosen = network if isinstance(network, Network) else load_network(network)
-    given = _take_settings(options)
+    given = _take_settings(options, of=compare)
     # One objective for all mechanisms: one designed for another would look worse than it is.
     target = _choose_objective(options.pop("objective", None), chosen, budget.num_steps, given)
     problem = make_problem(

@@ -12,6 +12,7 @@ import numpy as np
 
 from corn.checks import (
     FloatArray,
+    is_number,
     require,
     require_choice,
     require_count,
@@ -299,6 +300,8 @@ class PrivacyBudget:
         # Making the queries checks clip, adjacency, batch size and sampling rates.
         for epsilon, delta, query in dict.fromkeys(self.promises):
             rule = f"positive, at most {LARGEST_EPSILON:g}"
+            for name, value in (("epsilon", epsilon), ("delta", delta)):
+                require(is_number(value), name, "a number", repr(value))
             require(0 < epsilon <= LARGEST_EPSILON, "epsilon", rule, epsilon, advice="try 1 to 10")
             require(0 < delta < 1, "delta", "in (0, 1)", delta, advice="try 1e-5")
             if query.is_subsampled:
@@ -499,7 +502,8 @@ def fit_sampling(
     >>> fit_sampling([1000, 1020], 10, "passes"), fit_sampling([1000, 1021], 10, "passes")
     ((None, 1000), (None, (1000, 1021)))
     """
-    require(len(sizes) > 0, "sizes", "one number for each agent", "none")
+    rule = "a positive number for each agent"
+    require(len(sizes) > 0 and min(sizes) > 0, "sizes", rule, list(sizes))
     if choose_sampling("sample", sampling) == "poisson":
         return min(1.0, batch_size * len(sizes) / sum(sizes)), None
     least = min(sizes)

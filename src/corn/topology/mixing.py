@@ -415,6 +415,8 @@ def _load(source: str | Path | Graph | FloatArray) -> tuple[Graph, FloatArray | 
         return *_read_weights(source), "given matrix"
     if isinstance(source, nx.Graph):
         return check_graph(source), None, "given graph"
+    rule = "a spec such as 'ring:4', a file, a graph of networkx or a mixing matrix"
+    require(isinstance(source, str | os.PathLike), "network", rule, repr(source))
     # A suffix decides before the parser of specs does, so that a misspelt file name is reported as
     # a missing file and not as an unknown graph.
     path = Path(source)
