@@ -1,11 +1,8 @@
-"""A researcher's script, by public names: own mechanism, objective and update, trace and figure.
-
-It needs ``pip install '.[pandas]'``.
-"""
+"""A researcher's script, by public names: own mechanism, objective and update, trace and figure."""
 
 import networkx as nx
 import numpy as np
-import pandas as pd
+import pandas as pd  # pip install '.[pandas]'
 import torch
 from sklearn.datasets import load_digits
 from update_rules import GradientTracking, clip_layers, pair_at_random

@@ -148,7 +148,7 @@ def test_a_run_does_not_replace_another(tmp_path: Path) -> None:
     train_all(tmp_path, num_steps=6)
     before = sorted(tmp_path.glob("*/agent-*/**/*"))
     for result in train_all(tmp_path, num_steps=6):
-        assert "has a run that came to step 6: continue it with --resume" in str(result)
+        assert "has a run that came to step 6 of 12: continue it with --resume" in str(result)
     assert sorted(tmp_path.glob("*/agent-*/**/*")) == before
 
 
