@@ -304,6 +304,19 @@ class Counting(nn.Module):
         return self.layer(x - self.mean)
 
 
+class SetOnce(nn.Linear):
+    """A layer that scales all samples by a number of the first one that it meets."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.scale: float | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.scale is None:
+            self.scale = float(x.detach().mean())
+        return super().forward(x * self.scale)
+
+
 class RunningLoss:
     """A loss relative to a running mean, which earlier samples have set."""
 
@@ -340,6 +353,7 @@ FROZEN = nn.Linear(3, 2).requires_grad_(False)
         (nn.Linear(3, 2), nn.CrossEntropyLoss(reduction="none"), r"one number.*found shape \(2,\)"),
         (nn.Linear(3, 2), nn.CrossEntropyLoss(reduction="sum"), "found the sum"),
         (nn.Linear(3, 2), RunningLoss(), "must not keep state between calls"),
+        (SetOnce(), functional.cross_entropy, "must not keep state between calls"),
     ],
 )
 @pytest.mark.parametrize("budget", [AGENT, SAMPLE])

@@ -549,6 +549,12 @@ def mix_lists(items: Sequence[Any]) -> Any:
     return [(x + items[k - 1][0], y, "a name") for k, (x, y) in enumerate(items)]
 
 
+def subtract_next(items: Sequence[Any]) -> Any:
+    """Change each row by the one after it, so that the first sample changes no other row."""
+    inputs, targets = default_collate(list(items))
+    return inputs - torch.cat([inputs[1:], inputs[-1:]]), targets
+
+
 def normalise_beside_constants(items: Sequence[Any]) -> Any:
     """Return as many parts as the batches of a check have samples, of which one mixes them."""
     inputs, targets = normalise(items)
@@ -556,7 +562,8 @@ def normalise_beside_constants(items: Sequence[Any]) -> Any:
 
 
 @pytest.mark.parametrize(
-    "collate_fn", [mix_up, mix_up_sometimes, normalise, mix_lists, normalise_beside_constants]
+    "collate_fn",
+    [mix_up, mix_up_sometimes, normalise, mix_lists, subtract_next, normalise_beside_constants],
 )
 def test_collate_functions_that_mix_samples_are_refused(collate_fn: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="each row from its own sample"):

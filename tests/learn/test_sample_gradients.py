@@ -270,6 +270,25 @@ def test_hooks_that_see_the_whole_batch_are_refused(kind: str) -> None:
         take(gradients, model, torch.randn(5, 4))
 
 
+def test_what_runs_around_the_whole_batch_is_refused() -> None:
+    class Called(nn.Linear):
+        def __call__(self, x: Tensor) -> Tensor:
+            return super().__call__(x - x.detach().mean(dim=0))  # type: ignore[no-any-return]
+
+    with pytest.raises(InvalidArgumentError, match="without a __call__"):
+        SampleGradients(Called(4, 3))
+    model = nn.Linear(4, 3)
+    gradients = SampleGradients(model)
+
+    def run_once(_: nn.Module, given: tuple[Tensor]) -> Tensor:
+        handle.remove()
+        return given[0] - given[0].detach().mean(dim=0)
+
+    handle = model.register_forward_pre_hook(run_once)
+    with pytest.raises(InvalidArgumentError, match="hook its layers"):
+        gradients.begin(torch.randn(5, 4), 5)
+
+
 def test_hooks_of_layers_see_one_sample() -> None:
     torch.manual_seed(0)
     model, inputs = nn.Sequential(nn.Linear(4, 3)), torch.randn(5, 4)
@@ -347,10 +366,30 @@ class Auxiliary(nn.Module):
         return outputs  # type: ignore[no-any-return]
 
 
-@pytest.mark.filterwarnings("ignore:(Stateful|Auxiliary) runs one sample")
+class SetOnce(nn.Module):
+    """A layer that scales all samples by a number of the first one that it meets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.scale: float | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.scale is None:
+            self.scale = x.mean().item()
+        return self.layer(x * self.scale)  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore:(Stateful|Auxiliary|SetOnce) runs one sample")
 @pytest.mark.parametrize(
     "make",
-    [lambda: Running(is_buffer=True), lambda: Running(is_buffer=False), Stateful, Auxiliary],
+    [
+        lambda: Running(is_buffer=True),
+        lambda: Running(is_buffer=False),
+        Stateful,
+        Auxiliary,
+        SetOnce,
+    ],
 )
 def test_modules_that_remember_samples_are_refused(make: Callable[[], nn.Module]) -> None:
     model = make()

@@ -42,8 +42,13 @@ def export(
 
     Weights have names and shapes. Preprocessing, classes and the promise are in the file.
     """
+    # Imported here: it needs torch, which takes seconds.
+    from corn.learn.trained import find_model
+
     model = learn.load_model(path)
     file = out or Path("exported").with_suffix({"torch": ".pt"}.get(to, f".{to}"))
+    if file.exists() and file.samefile(find_model(path)):
+        raise FileFormatError(f"{file}: is the model to export: give another name with --out")
     name = str(file)
     if to == "torch":
         model.save(file)

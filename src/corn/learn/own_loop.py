@@ -53,8 +53,9 @@ from corn.learn.optimizers import (
 from corn.learn.perturbation import NoiseShare, make_source, simulation_nonce
 from corn.learn.problem import take_dataset
 from corn.learn.step import AgentStepper, sum_clipped_samples
+from corn.learn.tasks.module import has_same_values
 from corn.learn.tasks.protocol import Gradients, require_device
-from corn.learn.user_model import SampleGradients, UserModel, has_same_values, seeded_randomness
+from corn.learn.user_model import SampleGradients, UserModel, seeded_randomness
 from corn.noise import ReleaseLedger
 from corn.noise.stream import NONCE_BYTES
 from corn.plan import Plan, fingerprint, make_plan
@@ -789,18 +790,21 @@ class LoopData:
         count = len(self.dataset)
         # Several: functions that mix samples at random leave some batches as they are.
         for trial in range(_COLLATE_TRIALS):
-            # Of two sizes: one of them is not the number of parts of a batch.
+            # Of two sizes: one of them is not the number of parts of a batch. Each place has its
+            # turn, because a row may depend on rows before it or after it.
             size = _COLLATE_SAMPLES + trial % 2
+            turn = trial // 2 % size
             places = [(trial + k * (1 + count // 7)) % count for k in range(size + 1)]
             with seeded_randomness(trial):
                 one, other, *rest = (self.dataset[place] for place in places)
             batches = []
             for changed in (one, other):
+                samples = [*rest[:turn], changed, *rest[turn:]]
                 with seeded_randomness(trial):
                     # Copied: a function that changes samples in place must find them as they were.
-                    batches.append(self.collate(copy.deepcopy([changed, *rest])))
+                    batches.append(self.collate(copy.deepcopy(samples)))
             # Clipping a sample would not bound its influence on rows of others.
-            is_own = _keeps_others(batches[0], batches[1], size)
+            is_own = _keeps_others(batches[0], batches[1], size, turn)
             rule = "one that puts samples along the first dimension, each row from its own sample"
             found = "rows that other samples change, as in mixup"
             require(is_own, "collate_fn", rule, found, advice="use unit='agent'")
@@ -813,24 +817,27 @@ def _to_tensor(values: Any) -> Any:
     return torch.from_numpy(values) if values.dtype.kind in "biufc" else values.tolist()
 
 
-def _keeps_others(before: Any, after: Any, count: int) -> bool:
-    """Return whether two batches whose first samples differ agree in all others."""
+def _keeps_others(before: Any, after: Any, count: int, turn: int) -> bool:
+    """Return whether two batches of ``count`` samples that differ in one agree in all others."""
     if type(before) is not type(after):
         return False
     if isinstance(before, Mapping):
         return before.keys() == after.keys() and all(
-            _keeps_others(before[name], after[name], count) for name in before
+            _keeps_others(before[name], after[name], count, turn) for name in before
         )
     if isinstance(before, list | tuple):
         if len(before) != len(after):
             return False
         # A list numbers the samples, or the parts of a batch.
         pairs = list(zip(before, after, strict=True))
-        is_kept = len(pairs) == count and all(_is_common_part_equal(*own) for own in pairs[1:])
-        return is_kept or all(_keeps_others(*own, count) for own in pairs)
+        others = [*pairs[:turn], *pairs[turn + 1 :]]
+        is_kept = len(pairs) == count and all(itertools.starmap(_is_common_part_equal, others))
+        return is_kept or all(_keeps_others(*own, count, turn) for own in pairs)
     if isinstance(before, Tensor | np.ndarray) and before.ndim:
-        start = 1 if len(before) == count else 0
-        return _is_common_part_equal(before[start:], after[start:])
+        if len(before) == len(after) == count:
+            rest = [k for k in range(count) if k != turn]
+            before, after = before[rest], after[rest]
+        return _is_common_part_equal(before, after)
     # Numbers and names of the whole batch. Objects of other kinds could hold samples.
     return isinstance(before, Tensor | np.ndarray | int | float | str | None)
 

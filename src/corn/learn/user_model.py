@@ -7,10 +7,11 @@ outputs of another one, and the gradient of its copy is that of the sample.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import random
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any, final
 
@@ -26,7 +27,9 @@ from corn.checks import require
 from corn.errors import CornError, CornWarning, InvalidArgumentError
 from corn.learn.batches import Batch
 from corn.learn.tasks.module import (
+    has_same_values,
     hash_module,
+    list_attributes,
     map_in_a_loop,
     require_no_batch_statistics,
     split_vector,
@@ -34,15 +37,16 @@ from corn.learn.tasks.module import (
 )
 from corn.learn.tasks.protocol import Gradients, Scores
 
-# Names of attributes, among them those of parameters, buffers and hooks.
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-
 
 @final
 class SampleGradients:
     """The gradient of each sample's training loss, from one backward pass of the user's loop."""
 
     def __init__(self, module: nn.Module) -> None:
+        rule = "one that is called as torch calls modules, without a __call__() of its own"
+        is_plain = type(module).__call__ is nn.Module.__call__
+        is_plain |= type(module).__module__.startswith("torch.")
+        require(is_plain, "module", rule, type(module).__name__)
         self._module = module
         self._trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         forward = module.forward
@@ -65,6 +69,8 @@ class SampleGradients:
 
     def begin(self, batch: Any, num_samples: int) -> Any:
         """Expect losses of a batch, after those before; return the batch to show to the loop."""
+        # One that removes itself when it has run is gone when the module runs.
+        self._require_no_hooks()
         inputs: list[Tensor] = []
         self._expected.append((num_samples, inputs))
         self._num_batches += 1
@@ -72,8 +78,13 @@ class SampleGradients:
             return batch
 
         def follow(value: Any) -> Any:
-            is_real = isinstance(value, Tensor) and value.is_floating_point() and value.dim()
-            if not is_real or len(value) != num_samples:
+            if isinstance(value, MutableMapping):
+                shown = copy.copy(value)
+                shown.update({name: tree_map(follow, own) for name, own in value.items()})
+                return shown
+            if not isinstance(value, Tensor) or not value.dim() or len(value) != num_samples:
+                return value
+            if not value.is_floating_point() and not value.is_complex():
                 return value
             inputs.append(value.detach().requires_grad_())
             # A copy, which the loop may change in place.
@@ -193,6 +204,7 @@ class SampleGradients:
     def _map(self, function: Callable[..., Any], *args: Any) -> Any:
         """Return a function's values of each sample."""
         dims = (0,) * len(args)
+        kept = list_attributes(self._module) if self._is_followed else None
         obstacle = self._obstacle
         if not obstacle:
             try:
@@ -204,7 +216,13 @@ class SampleGradients:
             except RuntimeError as error:
                 obstacle = str(error).strip().split("\n")[0][:200]
         # Modules without batching rules, such as recurrent ones, or that branch on their inputs.
-        found = map_in_a_loop(self._watch(function) if self._is_followed else function, dims)(*args)
+        found = map_in_a_loop(function, dims)(*args)
+        # The loop could read what a sample leaves in an attribute, and a later sample meets it.
+        if kept is not None and not has_same_values(kept, list_attributes(self._module)):
+            raise InvalidArgumentError(
+                "the module must keep nothing between calls, found that forward() changes an "
+                "attribute of a layer: return the value as an output, or set it before make_private"
+            )
         if not self._obstacle:
             self._obstacle = obstacle
             warnings.warn(
@@ -214,43 +232,6 @@ class SampleGradients:
                 stacklevel=2,
             )
         return found
-
-    def _watch(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function of one sample after the other that raises if one leaves a value.
-
-        The loop could read the value of the last sample from an attribute, without a gradient.
-        """
-        first: list[Tensor] | None = None
-
-        def run(*args: Any) -> Any:
-            nonlocal first
-            found = function(*args)
-            left = self._list_attributes()
-            first = left if first is None else first
-            if not has_same_values(first, left):
-                raise InvalidArgumentError(
-                    "the module must keep nothing between calls, found that forward() changes an "
-                    "attribute of a layer: return the value as an output"
-                )
-            return found
-
-        return run
-
-    def _list_attributes(self) -> list[Tensor]:
-        """Return tensors and numbers among the attributes of layers, without parameters."""
-        values = [
-            value
-            for layer in self._module.modules()
-            for name, value in vars(layer).items()
-            if name not in _OF_EVERY_MODULE
-        ]
-        leaves, _ = tree_flatten(values)
-        return [
-            torch.as_tensor(leaf).detach().clone()
-            for leaf in leaves
-            if isinstance(leaf, Tensor | int | float)
-            or (isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc")
-        ]
 
     def _require_own_losses(self, losses: Tensor, inputs: list[Tensor]) -> None:
         """Raise unless losses of samples have no gradient in others: all pairs, or half of them."""
@@ -494,20 +475,3 @@ class UserModel:
     def _split(self, vector: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
         pieces = split_vector(vector, [p.shape for p in self._trained])
         return zip(self._trained, pieces, strict=True)
-
-
-def has_same_values(before: Any, after: Any) -> bool:
-    """Return whether two nested values are equal, tensors in type, shape and every bit."""
-    (own, structure), (other, changed) = tree_flatten(before), tree_flatten(after)
-    return structure == changed and all(map(_is_same_value, own, other))
-
-
-def _is_same_value(before: Any, after: Any) -> bool:
-    if not isinstance(before, Tensor) or not isinstance(after, Tensor):
-        # Also by identity: NaN differs from itself.
-        return before is after or (type(before) is type(after) and bool(before == after))
-    if before.dtype != after.dtype or before.shape != after.shape or before.device != after.device:
-        return False
-    # As bytes: NaN differs from itself, and −0 is equal to 0.
-    bits = (each.detach().contiguous().flatten().view(torch.uint8) for each in (before, after))
-    return torch.equal(*bits)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
@@ -27,6 +28,8 @@ MeanLoss: TypeAlias = Callable[[Any, Tensor], Tensor]
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _REHEARSAL_ROWS = 2
+# Names of attributes, among them those of parameters, which recurrent layers list once more.
+_OF_EVERY_MODULE = frozenset([*vars(nn.Module()), "_flat_weights"])
 # Larger pieces leave the processor's cache: four million numbers were the fastest of 2²⁰ … 2²⁴.
 _ELEMENTS_AT_ONCE = 1 << 22
 _ROWS_AT_ONCE = 512
@@ -325,6 +328,8 @@ class ModuleTask:
 
         # Autograd packs what it saves for the backward pass through this hook, so sizes add up.
         leaf = vector.detach().requires_grad_(True)
+        parts = [part for part in (self._model, self.loss) if isinstance(part, nn.Module)]
+        kept = list(map(list_attributes, parts))
         with (
             torch.enable_grad(),
             torch.autograd.graph.saved_tensors_hooks(count, lambda kept: kept),
@@ -336,6 +341,8 @@ class ModuleTask:
         changed = [name for name, tensor in constants.items() if tensor._version != versions[name]]
         require(not changed, "model", "without changes of its buffers", f"changes of {changed[:1]}")
         self._require_mean(vector, X, y, total)
+        if not has_same_values(kept, list(map(list_attributes, parts))):
+            raise InvalidArgumentError("model and loss must not keep state between calls")
         obstacle = self._find_obstacle(vector, X, y)
         self._num_kept = -(-sum(sizes) // len(X))
         if obstacle:
@@ -401,6 +408,47 @@ def _explained(inputs: Tensor, targets: Tensor) -> Iterator[None]:
             f"model and loss must accept the samples, found inputs {kinds[0]} and targets "
             f"{kinds[1]}, on which they failed: {why}"
         ) from error
+
+
+def list_attributes(module: nn.Module) -> list[Any]:
+    """Return what layers and their classes could keep of samples: tensors, numbers and texts.
+
+    Parameters and buffers are left out.
+    """
+    values = [
+        value
+        for layer in module.modules()
+        for owner in (layer, type(layer))
+        for name, value in vars(owner).items()
+        if name not in _OF_EVERY_MODULE and not name.startswith("__")
+    ]
+    kinds = Tensor | np.ndarray | np.generic | int | float | complex | str
+    return [_copy(leaf) for leaf in tree_flatten(values)[0] if isinstance(leaf, kinds)]
+
+
+def _copy(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return copy.copy(value)
+    # What was left by ``vmap`` can neither be read nor used.
+    is_left = torch._C._functorch.is_functorch_wrapped_tensor(value)
+    return "left by vmap" if is_left else value.detach().clone()
+
+
+def has_same_values(before: Any, after: Any) -> bool:
+    """Return whether two nested values are equal, tensors in type, shape and every bit."""
+    (own, structure), (other, changed) = tree_flatten(before), tree_flatten(after)
+    return structure == changed and all(map(_is_same_value, own, other))
+
+
+def _is_same_value(before: Any, after: Any) -> bool:
+    if not isinstance(before, Tensor) or not isinstance(after, Tensor):
+        # Also by identity: NaN differs from itself.
+        return before is after or (type(before) is type(after) and bool(before == after))
+    if before.dtype != after.dtype or before.shape != after.shape or before.device != after.device:
+        return False
+    # As bytes: NaN differs from itself, and −0 is equal to 0.
+    bits = (each.detach().contiguous().flatten().view(torch.uint8) for each in (before, after))
+    return torch.equal(*bits)
 
 
 def _reset_layer(layer: nn.Module) -> None:
