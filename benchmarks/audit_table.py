@@ -31,6 +31,8 @@ from corn.learn import Workload, make_schedule
 from corn.learn.batches import SeededChoices
 from corn.privacy.rounding import round_bound_down, round_up
 from corn.threads import limit_threads
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.audit.recording import ProcessRun
 from tests.oracles.word_statistics import WordStatistics
 
