@@ -54,7 +54,7 @@ def draw(accuracies: dict[str, float], path: Path) -> None:
     bars = axes.barh([NAMES[name] for name in accuracies], accuracies.values(), color=colours)
     axes.bar_label(bars, [f"{value:.1%}" for value in accuracies.values()], padding=4, fontsize=9)
     axes.invert_yaxis()
-    axes.set(xlim=(0, 1.1), xlabel="test accuracy (simulations: mean of three runs)")
+    axes.set(xlim=(0, 1.1), xlabel="test accuracy (simulations: mean of eight runs)")
     title = "Handwritten digits, six agents: ε = 3, δ = 10⁻⁵ for one image (simulated)"
     axes.set_title(f"{title}\nCorN: against an eavesdropper and one insider", fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
@@ -84,12 +84,12 @@ def main() -> None:
     )
     simulated = run(
         folder,
-        f"train --plan plan.corn {TASK} --mechanism ldp,central,none --runs 3",
+        f"train --plan plan.corn {TASK} --mechanism ldp,central,none --runs 8",
         why="2. Simulate the plan next to independent noise, a trusted server and no noise.",
     )["mechanisms"]
     gossip = run(
         folder,
-        f"train {PLAN} --mixing gossip {TASK} --mechanism corn --runs 3",
+        f"train {PLAN} --mixing gossip {TASK} --mechanism corn --runs 8",
         why="   The paper's gossip instead of exact sums.",
     )["mechanisms"]
     launched = run(
