@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -352,17 +353,18 @@ class Stateful(nn.Module):
 class Auxiliary(nn.Module):
     """A recurrent model of tokens that leaves a statistic of the last sample, for the loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Callable[[Any], Any] = float) -> None:
         super().__init__()
+        self.kind = kind
         self.table = nn.Embedding(50, 4)
         self.layer = Stateful()
-        self.statistics: dict[str, list[float]] = {}
+        self.statistics: dict[str, Any] = {"bounds": np.array([0.0, 50.0])}
 
     def forward(self, tokens: Tensor) -> Tensor:
         self.layer.hidden = None
         outputs = self.layer(self.table(tokens))
         self.layer.hidden = None
-        self.statistics["norm"] = [float(outputs.detach().norm())]
+        self.statistics["norm"] = [self.kind(outputs.detach().norm())]
         return outputs  # type: ignore[no-any-return]
 
 
@@ -388,6 +390,9 @@ class SetOnce(nn.Module):
         lambda: Running(is_buffer=False),
         Stateful,
         Auxiliary,
+        lambda: Auxiliary(lambda norm: norm.numpy()),
+        lambda: Auxiliary(np.float32),
+        lambda: Auxiliary(str),
         SetOnce,
     ],
 )
@@ -396,6 +401,13 @@ def test_modules_that_remember_samples_are_refused(make: Callable[[], nn.Module]
     inputs = torch.arange(5) if isinstance(model, Auxiliary) else torch.randn(5, 4)
     with pytest.raises(InvalidArgumentError, match="keep nothing between calls"):
         take(SampleGradients(model), model, inputs)
+
+
+@pytest.mark.filterwarnings("ignore:Auxiliary runs one sample")
+def test_attributes_that_stay_are_no_memory() -> None:
+    model = Auxiliary(lambda _: "seen")
+    model.statistics["norm"] = ["seen"]
+    take(SampleGradients(model), model, torch.arange(5))
 
 
 @pytest.mark.filterwarnings("ignore:Measured runs one sample")

@@ -427,8 +427,11 @@ def list_attributes(module: nn.Module) -> list[Any]:
 
 
 def _copy(value: Any) -> Any:
+    """Return a copy that ``has_same_values`` can compare."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
     if not isinstance(value, Tensor):
-        return copy.copy(value)
+        return value
     # What was left by ``vmap`` can neither be read nor used.
     is_left = torch._C._functorch.is_functorch_wrapped_tensor(value)
     return "left by vmap" if is_left else value.detach().clone()
